@@ -1,0 +1,3 @@
+//! The program `strata`.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Runs a ptx::Kernel on the CPU, exactly and counted.

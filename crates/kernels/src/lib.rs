@@ -1,0 +1,1 @@
+//! The strata: one FlashAttention kernel per generation, and the f64 reference.

@@ -1,0 +1,1 @@
+//! Measures, compares and explains kernels.

@@ -1,0 +1,1 @@
+//! PTX as data: instructions, a typed builder, a printer and a parser.
