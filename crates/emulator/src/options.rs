@@ -27,7 +27,7 @@ pub enum Sample {
 }
 
 /// How a launch is to be run.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Options<'a> {
     /// The architecture whose bank rules are applied.
     pub sm: Sm,
