@@ -114,7 +114,7 @@ pub const GPUS: &[Gpu] = &[
     },
     Gpu {
         base_mhz: Some(1110),
-        source: "NVIDIA L40S product brief and datasheet; L2: Ada whitepaper (full AD102)",
+        source: "NVIDIA L40S product brief and datasheet; L2: Ada whitepaper (full AD102), unchecked: a board database says 48 MB",
         ..gpu("L40S", Sm::Sm89, 142, 2520).memory(48, 864, 96)
     },
     Gpu {
@@ -137,8 +137,9 @@ pub const GPUS: &[Gpu] = &[
     Gpu {
         aliases: &["B200 SXM"],
         tensor_mhz: 1850,
-        source: "NVIDIA HGX B200 datasheet (memory; 2.25 dense f16 PFLOP/s, from which the tensor clock); \
-                 multiprocessors, boost clock and L2 as the driver reports them",
+        source: "NVIDIA HGX B200 datasheet (memory; 2.25 dense f16 PFLOP/s, from which the tensor clock); multiprocessors \
+                 and L2 as the driver reports them; boost clock unchecked. The driver's bus width and memory clock make \
+                 7.67 TB/s (pytorch/ao, pull request 4002)",
         ..gpu("B200", Sm::Sm100, 148, 1965).memory(180, 8000, 126)
     },
     Gpu {
