@@ -141,13 +141,9 @@ impl FromStr for Sm {
     type Err = UnknownSm;
 
     fn from_str(text: &str) -> Result<Sm, UnknownSm> {
-        let unknown = || UnknownSm { given: text.to_owned() };
         let digits = text.strip_prefix("sm_").or_else(|| text.strip_prefix("sm")).unwrap_or(text);
-        let number = match digits.split_once('.') {
-            Some((major, minor)) if minor.len() == 1 => format!("{major}{minor}").parse(),
-            _ => digits.parse(),
-        };
-        number.ok().and_then(|number| Sm::from_number(number).ok()).ok_or_else(unknown)
+        let named = |sm: &Sm| digits == sm.number().to_string() || digits == format!("{}.{}", sm.major(), sm.minor());
+        Sm::ALL.into_iter().find(named).ok_or_else(|| UnknownSm { given: text.to_owned() })
     }
 }
 
@@ -214,7 +210,7 @@ mod tests {
 
     #[test]
     fn unknown_names_list_the_known() {
-        for text in ["", "sm_", "sm_76", "sm_75a", "7.55", "750", "-75", "sm_99999999", "٧٥"] {
+        for text in ["", "sm_", "sm_76", "sm_75a", "7.55", "750", "-75", "+75", "075", "sm_99999999", "٧٥"] {
             let error = text.parse::<Sm>().unwrap_err().to_string();
             assert!(error.contains(&format!("'{text}'")) && error.contains("sm_70, sm_75"), "{error}");
         }
