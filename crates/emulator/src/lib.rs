@@ -1,1 +1,16 @@
-//! Runs a ptx::Kernel on the CPU, exactly and counted.
+//! Runs a `ptx::Kernel` on the CPU, exactly and counted.
+//!
+//! ```ignore
+//! let memory = Memory::new();
+//! let x = memory.alloc_bytes(&bytes)?;       // initialised
+//! let y = memory.alloc(4 * 1024)?;           // reading it before writing it is an error
+//! let launch = Launch { kernel: &kernel, grid, block, cluster: [1, 1, 1], dynamic_shared, arguments: vec![Argument::Pointer(x), Argument::Pointer(y)] };
+//! let report: Report = emulator::run(&memory, &launch, &Options::new(Sm::Sm75))?;
+//! let out: Vec<u8> = memory.read(y, 4 * 1024)?;
+//! ```
+
+mod options;
+mod report;
+
+pub use options::{Options, Policy, Sample};
+pub use report::{Access, Counters, InstructionCounters, Level, LineCounters, Report, Traffic};

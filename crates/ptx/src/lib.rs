@@ -1,1 +1,30 @@
 //! PTX as data: instructions, a typed builder, a printer and a parser.
+//!
+//! A [`Kernel`] is a value: declarations (register banks, parameters, variables, labels) and a body of [`Statement`]s.
+//! Each [`Instruction`] is a row of one table (the module [`form`]) with its modifiers and operands filled in; that row says
+//! what the operands mean, so printer, parser, register checks, liveness and emulator agree by construction.
+//!
+//! Kernels come from the typed [`KernelBuilder`] or, for foreign PTX, from the parser; [`Kernel::validate`] stands between
+//! them and the back ends. `Display` prints a module the driver compiles.
+
+mod cfg;
+pub mod form;
+mod instruction;
+mod kernel;
+mod launch;
+mod modifier;
+mod operand;
+mod print;
+mod types;
+
+pub use arch::Target;
+pub use cfg::{Block, Cfg};
+pub use form::{Form, Kind, Opcode, Role, Slot, TypeRule};
+pub use instruction::{Guard, Instruction, InstructionError, LocationId};
+pub use kernel::{
+    Bank, Kernel, KernelError, Location, ParameterDecl, Pointee, Space, Statement, VariableDecl, Version,
+};
+pub use launch::{Argument, Launch};
+pub use modifier::Modifier;
+pub use operand::{Address, Base, Label, Operand, Parameter, Register, Special, Variable};
+pub use types::Type;

@@ -1,0 +1,61 @@
+//! How a launch is to be run.
+
+use std::sync::atomic::AtomicBool;
+
+use arch::Sm;
+
+/// When asynchronous work (`cp.async`) completes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// At once.
+    #[default]
+    Eager,
+    /// As late as the program allows; until then its destination counts as unwritten. Finds missing waits.
+    Lazy,
+    /// In between, and warps in an order, drawn from this seed. Finds races.
+    Random(u64),
+}
+
+/// Which CTAs of the grid to run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Sample {
+    /// All of them.
+    #[default]
+    Full,
+    /// These, by linear index (x fastest, then y, then z). The report's counters are theirs alone; it says how many there are in all.
+    Ctas(Vec<u64>),
+}
+
+/// How a launch is to be run.
+#[derive(Clone)]
+pub struct Options<'a> {
+    /// The architecture whose bank rules are applied.
+    pub sm: Sm,
+    /// When asynchronous work completes.
+    pub policy: Policy,
+    /// Which CTAs to run.
+    pub sample: Sample,
+    /// Warp instructions that one CTA may execute before it is taken for hung.
+    pub budget_per_cta: u64,
+    /// Worker threads; 0 for one per core.
+    pub threads: usize,
+    /// Set to true by someone else to stop the run early.
+    pub cancel: Option<&'a AtomicBool>,
+    /// Called with the number of CTAs finished so far, from any worker.
+    pub progress: Option<&'a (dyn Fn(u64) + Sync)>,
+}
+
+impl Options<'_> {
+    /// A full, eager run with the bank rules of `sm`.
+    pub fn new(sm: Sm) -> Self {
+        Self {
+            sm,
+            policy: Policy::default(),
+            sample: Sample::default(),
+            budget_per_cta: 1 << 33,
+            threads: 0,
+            cancel: None,
+            progress: None,
+        }
+    }
+}

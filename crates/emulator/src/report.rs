@@ -1,0 +1,244 @@
+//! What a run counted.
+
+use std::ops::AddAssign;
+
+use ptx::{Kernel, Modifier, Opcode};
+
+/// At which level accesses are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Level {
+    /// As the PTX states them.
+    Ptx,
+    /// After the merge of neighbouring narrow accesses that `ptxas` performs (modelled).
+    Merged,
+}
+
+impl Level {
+    /// The name records carry.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ptx => "ptx",
+            Self::Merged => "merged",
+        }
+    }
+}
+
+/// What one instruction of the kernel did over all warps that ran.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InstructionCounters {
+    /// Warps that executed it, lanes all masked off included.
+    pub executions: u64,
+    /// Lanes that were active in those executions, summed.
+    pub active_lanes: u64,
+    /// Accesses to global or shared memory; an execution with no active lane is none. Zero for the followers of a merged access.
+    pub requests: u64,
+    /// Distinct 32-byte sectors of global memory, summed over requests.
+    pub sectors: u64,
+    /// The fewest sectors that many bytes could have taken, summed over requests.
+    pub sectors_ideal: u64,
+    /// Passes through the shared-memory banks, summed over requests.
+    pub wavefronts: u64,
+    /// The passes that the access width alone demands.
+    pub wavefronts_ideal: u64,
+}
+
+impl AddAssign for InstructionCounters {
+    fn add_assign(&mut self, other: Self) {
+        self.executions += other.executions;
+        self.active_lanes += other.active_lanes;
+        self.requests += other.requests;
+        self.sectors += other.sectors;
+        self.sectors_ideal += other.sectors_ideal;
+        self.wavefronts += other.wavefronts;
+        self.wavefronts_ideal += other.wavefronts_ideal;
+    }
+}
+
+/// Bytes between the SMs and memory. Of every launch: `unique <= dram <= requested`, each way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Distinct sectors read, in bytes.
+    pub unique_read: u64,
+    /// Distinct sectors written, in bytes.
+    pub unique_written: u64,
+    /// Sectors of all load requests, in bytes.
+    pub requested_read: u64,
+    /// Sectors of all store requests, in bytes.
+    pub requested_written: u64,
+}
+
+/// The counters of one execution of a launch, or of the part of it that was run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// By position in [`Kernel::instructions`], as the PTX states the accesses.
+    pub ptx: Vec<InstructionCounters>,
+    /// The same after the modelled merge.
+    pub merged: Vec<InstructionCounters>,
+    /// Global memory.
+    pub traffic: Traffic,
+    /// CTAs that were executed.
+    pub ctas_run: u64,
+    /// CTAs of the launch. Counters times `ctas_total / ctas_run` are those of the whole launch, exactly where all CTAs do equal work.
+    pub ctas_total: u64,
+    /// Registers live at once, at most: what a register allocator cannot do without.
+    pub live_registers: u32,
+}
+
+/// Totals under the names that records use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of the interchange format")]
+pub struct Counters {
+    pub warp_instructions: u64,
+    pub thread_instructions: u64,
+    pub global_load_requests: u64,
+    pub global_load_sectors: u64,
+    pub global_store_requests: u64,
+    pub global_store_sectors: u64,
+    pub shared_load_instructions: u64,
+    pub shared_load_wavefronts: u64,
+    pub shared_load_wavefronts_ideal: u64,
+    pub shared_load_bank_conflicts: u64,
+    pub shared_store_instructions: u64,
+    pub shared_store_wavefronts: u64,
+    pub shared_store_wavefronts_ideal: u64,
+    pub shared_store_bank_conflicts: u64,
+    pub cp_async_instructions: u64,
+}
+
+/// What kind of memory access an instruction is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// `ld.global`, or a generic load.
+    GlobalLoad,
+    /// `st.global`, atomics and reductions on global memory, or a generic store.
+    GlobalStore,
+    /// `ld.shared`.
+    SharedLoad,
+    /// `st.shared`, atomics and reductions on shared memory.
+    SharedStore,
+    /// `cp.async`: reads global memory, writes shared memory.
+    Copy,
+}
+
+impl Access {
+    /// What an instruction accesses, if global or shared memory.
+    pub fn of(instruction: &ptx::Instruction) -> Option<Self> {
+        let shared = instruction.has(Modifier::Shared)
+            || instruction.has(Modifier::SharedCta)
+            || instruction.has(Modifier::SharedCluster);
+        let other = [Modifier::Param, Modifier::ParamEntry, Modifier::ParamFunc, Modifier::Const, Modifier::Local];
+        match instruction.opcode() {
+            Opcode::Ld if shared => Some(Self::SharedLoad),
+            Opcode::St | Opcode::Atom | Opcode::Red if shared => Some(Self::SharedStore),
+            Opcode::Ld | Opcode::St if other.iter().any(|&space| instruction.has(space)) => None,
+            Opcode::Ld => Some(Self::GlobalLoad),
+            Opcode::St | Opcode::Atom | Opcode::Red => Some(Self::GlobalStore),
+            Opcode::CpAsync if shared => Some(Self::Copy),
+            _ => None,
+        }
+    }
+}
+
+/// What one source line caused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LineCounters {
+    /// The file as the kernel names it; empty when the instructions have no location.
+    pub file: String,
+    /// Counted from 1; 0 when unknown.
+    pub line: u32,
+    /// What its instructions did.
+    pub counters: Counters,
+}
+
+impl Report {
+    /// The per-instruction counters of a level.
+    pub fn at(&self, level: Level) -> &[InstructionCounters] {
+        match level {
+            Level::Ptx => &self.ptx,
+            Level::Merged => &self.merged,
+        }
+    }
+
+    /// Totals of the CTAs that were run. `kernel` is the one that ran.
+    pub fn counters(&self, kernel: &Kernel, level: Level) -> Counters {
+        let mut total = Counters::default();
+        for (instruction, counted) in kernel.instructions().zip(self.at(level)) {
+            total.count(instruction, counted);
+        }
+        total
+    }
+
+    /// Totals scaled from the CTAs that were run to the whole launch.
+    pub fn scaled(&self, kernel: &Kernel, level: Level) -> Counters {
+        self.counters(kernel, level).scaled(self.ctas_total, self.ctas_run)
+    }
+
+    /// Totals per source line (see [`Kernel::user_location`]), by file and line.
+    pub fn by_line(&self, kernel: &Kernel, level: Level) -> Vec<LineCounters> {
+        let mut lines = std::collections::BTreeMap::<(u32, u32), Counters>::new();
+        for (instruction, counted) in kernel.instructions().zip(self.at(level)) {
+            let place =
+                kernel.user_location(instruction).map_or((u32::MAX, 0), |location| (location.file, location.line));
+            lines.entry(place).or_default().count(instruction, counted);
+        }
+        let file = |file: u32| kernel.files.get(file as usize).cloned().unwrap_or_default();
+        lines.into_iter().map(|((index, line), counters)| LineCounters { file: file(index), line, counters }).collect()
+    }
+}
+
+impl Counters {
+    fn count(&mut self, instruction: &ptx::Instruction, counted: &InstructionCounters) {
+        self.warp_instructions += counted.executions;
+        self.thread_instructions += counted.active_lanes;
+        match Access::of(instruction) {
+            Some(Access::GlobalLoad) => {
+                self.global_load_requests += counted.requests;
+                self.global_load_sectors += counted.sectors;
+            }
+            Some(Access::GlobalStore) => {
+                self.global_store_requests += counted.requests;
+                self.global_store_sectors += counted.sectors;
+            }
+            Some(Access::SharedLoad) => {
+                self.shared_load_instructions += counted.requests;
+                self.shared_load_wavefronts += counted.wavefronts;
+                self.shared_load_wavefronts_ideal += counted.wavefronts_ideal;
+                self.shared_load_bank_conflicts += counted.wavefronts - counted.wavefronts_ideal;
+            }
+            Some(Access::SharedStore) => {
+                self.shared_store_instructions += counted.requests;
+                self.shared_store_wavefronts += counted.wavefronts;
+                self.shared_store_wavefronts_ideal += counted.wavefronts_ideal;
+                self.shared_store_bank_conflicts += counted.wavefronts - counted.wavefronts_ideal;
+            }
+            Some(Access::Copy) => {
+                self.cp_async_instructions += counted.executions;
+                self.global_load_requests += counted.requests;
+                self.global_load_sectors += counted.sectors;
+            }
+            None => {}
+        }
+    }
+
+    /// Each counter times `numerator / denominator`, rounded down.
+    pub fn scaled(self, numerator: u64, denominator: u64) -> Self {
+        let scale = |n: u64| (u128::from(n) * u128::from(numerator) / u128::from(denominator.max(1))) as u64;
+        Self {
+            warp_instructions: scale(self.warp_instructions),
+            thread_instructions: scale(self.thread_instructions),
+            global_load_requests: scale(self.global_load_requests),
+            global_load_sectors: scale(self.global_load_sectors),
+            global_store_requests: scale(self.global_store_requests),
+            global_store_sectors: scale(self.global_store_sectors),
+            shared_load_instructions: scale(self.shared_load_instructions),
+            shared_load_wavefronts: scale(self.shared_load_wavefronts),
+            shared_load_wavefronts_ideal: scale(self.shared_load_wavefronts_ideal),
+            shared_load_bank_conflicts: scale(self.shared_load_bank_conflicts),
+            shared_store_instructions: scale(self.shared_store_instructions),
+            shared_store_wavefronts: scale(self.shared_store_wavefronts),
+            shared_store_wavefronts_ideal: scale(self.shared_store_wavefronts_ideal),
+            shared_store_bank_conflicts: scale(self.shared_store_bank_conflicts),
+            cp_async_instructions: scale(self.cp_async_instructions),
+        }
+    }
+}

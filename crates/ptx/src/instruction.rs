@@ -1,0 +1,269 @@
+//! One instruction: a row of the table with its operands filled in.
+
+use thiserror::Error;
+
+use crate::form::FormId;
+use crate::{Form, Kind, Modifier, Opcode, Operand, Register, Role, Slot, Type, TypeRule};
+
+/// `@p` or `@!p` before an instruction: lanes where it does not hold do nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Guard {
+    /// The predicate.
+    pub predicate: Register,
+    /// Whether the lanes where it is false are meant.
+    pub negated: bool,
+}
+
+/// A place in the source a kernel was written in, an index into [`Kernel::locations`](crate::Kernel::locations).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LocationId(pub u32);
+
+/// One PTX instruction. It always has a form in the table: [`Instruction::new`] refuses what has none.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Instruction {
+    form: FormId,
+    modifiers: Vec<Modifier>,
+    operands: Vec<Operand>,
+    /// Which lanes execute it; all of them without a guard.
+    pub guard: Option<Guard>,
+    /// Where it was written, when that is known.
+    pub location: Option<LocationId>,
+}
+
+/// Why an instruction is not one.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum InstructionError {
+    /// No row of the table carries these modifiers with this many operands.
+    #[error("`{opcode}{modifiers}` with {operands} operand(s) is not a known form; known are {known}")]
+    UnknownForm {
+        /// The opcode's name.
+        opcode: &'static str,
+        /// The modifiers, dots included.
+        modifiers: String,
+        /// How many operands were given.
+        operands: usize,
+        /// The forms the table has.
+        known: String,
+    },
+    /// An operand of the wrong kind.
+    #[error("operand {position} of `{opcode}{modifiers}` must be {expected}, not {found}")]
+    Operand {
+        /// The opcode's name.
+        opcode: &'static str,
+        /// The modifiers, dots included.
+        modifiers: String,
+        /// Counted from 1.
+        position: usize,
+        /// What may stand there.
+        expected: &'static str,
+        /// What stands there.
+        found: &'static str,
+    },
+}
+
+fn dotted(modifiers: &[Modifier]) -> String {
+    modifiers.iter().map(ToString::to_string).collect()
+}
+
+impl Instruction {
+    /// An instruction without guard and location.
+    ///
+    /// # Errors
+    /// When no form in the table fits the modifiers and the number of operands, or an operand is of a kind its place cannot hold.
+    pub fn new(opcode: Opcode, modifiers: Vec<Modifier>, operands: Vec<Operand>) -> Result<Self, InstructionError> {
+        let form = Form::find(opcode, &modifiers, operands.len()).ok_or_else(|| InstructionError::UnknownForm {
+            opcode: opcode.name(),
+            modifiers: dotted(&modifiers),
+            operands: operands.len(),
+            known: Form::of(opcode)
+                .iter()
+                .map(|form| {
+                    format!(
+                        "`{}` ({} to {} operands)",
+                        form.syntax,
+                        form.slots.iter().filter(|s| !s.optional).count(),
+                        form.slots.len()
+                    )
+                })
+                .collect::<Vec<_>>()
+                .join(", "),
+        })?;
+        let instruction = Self { form, modifiers, operands, guard: None, location: None };
+        for (position, (slot, operand)) in instruction.slots().enumerate() {
+            if let Err(expected) = fits(slot, operand, instruction.vector_length()) {
+                return Err(InstructionError::Operand {
+                    opcode: opcode.name(),
+                    modifiers: dotted(&instruction.modifiers),
+                    position: position + 1,
+                    expected,
+                    found: describe(operand),
+                });
+            }
+        }
+        Ok(instruction)
+    }
+
+    /// The row of the table this is.
+    pub fn form(&self) -> &'static Form {
+        self.form.get()
+    }
+
+    /// The opcode's name.
+    pub fn opcode(&self) -> Opcode {
+        self.form().opcode
+    }
+
+    /// The dotted parts, in order.
+    pub fn modifiers(&self) -> &[Modifier] {
+        &self.modifiers
+    }
+
+    /// Whether the opcode has this dotted part.
+    pub fn has(&self, modifier: Modifier) -> bool {
+        self.modifiers.contains(&modifier)
+    }
+
+    /// The operands, in order.
+    pub fn operands(&self) -> &[Operand] {
+        &self.operands
+    }
+
+    /// The first type among the modifiers: what the instruction computes in.
+    pub fn ty(&self) -> Option<Type> {
+        self.types().next()
+    }
+
+    /// The types among the modifiers, in order.
+    pub fn types(&self) -> impl Iterator<Item = Type> + '_ {
+        self.modifiers.iter().filter_map(|modifier| modifier.as_type())
+    }
+
+    /// The elements of `.v2`, `.v4`, `.v8`; 1 without.
+    pub fn vector_length(&self) -> usize {
+        let length = |modifier: &Modifier| match modifier {
+            Modifier::V2 => Some(2),
+            Modifier::V4 => Some(4),
+            Modifier::V8 => Some(8),
+            _ => None,
+        };
+        self.modifiers.iter().find_map(length).unwrap_or(1)
+    }
+
+    /// The operands with the places of the form that they fill.
+    pub fn slots(&self) -> impl Iterator<Item = (Slot, &Operand)> {
+        self.form().places(self.operands.len()).zip(&self.operands)
+    }
+
+    /// The type a rule of this instruction's form means, when its modifiers say one.
+    pub fn resolve(&self, rule: TypeRule) -> Option<Type> {
+        match rule {
+            TypeRule::First => self.ty(),
+            TypeRule::Second => self.types().nth(1),
+            TypeRule::Wide => self.ty().and_then(Type::widened),
+            TypeRule::Fixed(ty) => Some(ty),
+        }
+    }
+
+    /// Calls `visit` with each register the instruction may write.
+    pub fn for_each_def(&self, mut visit: impl FnMut(Register)) {
+        for (slot, operand) in self.slots() {
+            if slot.role == Role::Def {
+                operand.for_each_register(&mut visit);
+            }
+        }
+    }
+
+    /// Calls `visit` with each register the instruction may read, its guard's and its addresses' included.
+    pub fn for_each_use(&self, mut visit: impl FnMut(Register)) {
+        if let Some(guard) = self.guard {
+            visit(guard.predicate);
+        }
+        for (slot, operand) in self.slots() {
+            if slot.role == Role::Use {
+                operand.for_each_register(&mut visit);
+            }
+        }
+    }
+
+    /// The label a branch goes to.
+    pub fn target(&self) -> Option<crate::Label> {
+        self.operands.iter().find_map(|operand| match operand {
+            Operand::Label(label) => Some(*label),
+            _ => None,
+        })
+    }
+
+    /// Whether lanes that execute this instruction do not go on to the next one.
+    pub fn ends_block(&self) -> bool {
+        matches!(self.opcode(), Opcode::Bra | Opcode::Ret | Opcode::Exit | Opcode::Trap)
+    }
+}
+
+fn describe(operand: &Operand) -> &'static str {
+    match operand {
+        Operand::Register(_) => "a register",
+        Operand::NotPredicate(_) => "a negated predicate",
+        Operand::RegisterPair(..) => "a pair of registers",
+        Operand::Special(_) => "a special register",
+        Operand::Integer(_) => "an integer constant",
+        Operand::F32(_) | Operand::F64(_) => "a floating-point constant",
+        Operand::VariableAddress(..) | Operand::ParameterAddress(..) => "an address",
+        Operand::Memory(_) => "a memory operand",
+        Operand::Vector(_) => "a vector",
+        Operand::Label(_) => "a label",
+        Operand::Sink => "`_`",
+    }
+}
+
+/// Whether `operand` may stand in `slot`; if not, what may.
+fn fits(slot: Slot, operand: &Operand, vector_length: usize) -> Result<(), &'static str> {
+    let scalar = |operand: &Operand| match slot.role {
+        Role::Def => matches!(operand, Operand::Register(_) | Operand::Sink),
+        Role::Use => matches!(operand, Operand::Register(_) | Operand::Integer(_) | Operand::F32(_) | Operand::F64(_)),
+    };
+    let (fine, expected) = match slot.kind {
+        Kind::Value(_) => {
+            (scalar(operand), if slot.role == Role::Def { "a register" } else { "a register or a constant" })
+        }
+        Kind::Vector(_) if vector_length > 1 => (
+            matches!(operand, Operand::Vector(elements) if elements.len() == vector_length && elements.iter().all(scalar)),
+            "a vector with as many elements as the opcode says",
+        ),
+        Kind::Vector(_) => {
+            // A one-element vector is how some compilers write a scalar: the parser unwraps it.
+            (scalar(operand), "a register")
+        }
+        Kind::Movable(_) => {
+            let whole = match slot.role {
+                Role::Def => scalar(operand),
+                Role::Use => {
+                    scalar(operand)
+                        || matches!(
+                            operand,
+                            Operand::Special(_) | Operand::VariableAddress(..) | Operand::ParameterAddress(..)
+                        )
+                }
+            };
+            let packed = matches!(operand, Operand::Vector(elements) if matches!(elements.len(), 2 | 4) && elements.iter().all(scalar));
+            (whole || packed, "a register, a constant, an address, a special register or a vector of 2 or 4 registers")
+        }
+        Kind::ValueAndPredicate(_) => (
+            matches!(operand, Operand::Register(_) | Operand::RegisterPair(..)),
+            "a register, or a register and a predicate",
+        ),
+        Kind::Predicate => match slot.role {
+            Role::Def => (matches!(operand, Operand::Register(_)), "a predicate"),
+            Role::Use => (
+                matches!(operand, Operand::Register(_) | Operand::NotPredicate(_) | Operand::Integer(_)),
+                "a predicate, its negation or a constant",
+            ),
+        },
+        Kind::PredicatePair => {
+            (matches!(operand, Operand::Register(_) | Operand::RegisterPair(..)), "one or two predicates")
+        }
+        Kind::Memory => (matches!(operand, Operand::Memory(_)), "a memory operand"),
+        Kind::Label => (matches!(operand, Operand::Label(_)), "a label"),
+        Kind::Integer => (matches!(operand, Operand::Integer(_)), "an integer constant"),
+    };
+    if fine { Ok(()) } else { Err(expected) }
+}

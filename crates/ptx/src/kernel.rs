@@ -1,0 +1,426 @@
+//! A kernel as a value: declarations and a body.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::{Base, Role};
+use crate::{Instruction, Kind, Label, LocationId, Operand, Parameter, Register, Type, Variable};
+
+/// A version of the PTX language, as in `.version 8.7`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Version {
+    /// Before the point.
+    pub major: u8,
+    /// After the point.
+    pub minor: u8,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// Registers declared together: `.reg .b32 %r<32>;`, or one of them, `.reg .pred done;`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bank {
+    /// The name before the number, percent sign included; the whole name of a single register.
+    pub prefix: String,
+    /// What each of them holds.
+    pub ty: Type,
+    /// How many there are; `None` for a single register without a number.
+    pub count: Option<u32>,
+}
+
+/// Where a variable lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Space {
+    /// Memory of the CTA.
+    Shared,
+    /// Memory of the device.
+    Global,
+    /// Read-only memory of the module.
+    Const,
+    /// Memory of one thread.
+    Local,
+}
+
+impl Space {
+    /// The directive, as `.shared`.
+    pub const fn directive(self) -> &'static str {
+        match self {
+            Self::Shared => ".shared",
+            Self::Global => ".global",
+            Self::Const => ".const",
+            Self::Local => ".local",
+        }
+    }
+}
+
+/// A variable outside registers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VariableDecl {
+    /// Its name.
+    pub name: String,
+    /// Where it lives.
+    pub space: Space,
+    /// The type of an element.
+    pub ty: Type,
+    /// In bytes, a power of two.
+    pub align: u32,
+    /// How many elements; `None` is `name[]`, whose size the launch decides (dynamic shared memory).
+    pub elements: Option<u64>,
+    /// The bytes it starts with, from its beginning; what is not given is zero (`.global`, `.const`) or undefined.
+    pub init: Vec<u8>,
+    /// Declared with `.extern`.
+    pub external: bool,
+    /// Declared outside the kernel's braces.
+    pub module_level: bool,
+}
+
+impl VariableDecl {
+    /// The size in bytes; 0 where the launch decides.
+    pub fn bytes(&self) -> u64 {
+        self.elements.unwrap_or(0).saturating_mul(u64::from(self.ty.bytes()))
+    }
+}
+
+/// What a pointer parameter promises, `.ptr .global .align 16`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pointee {
+    /// Where it points, when that is said.
+    pub space: Option<Space>,
+    /// The alignment of what it points to, in bytes.
+    pub align: u32,
+}
+
+/// A kernel parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParameterDecl {
+    /// Its name.
+    pub name: String,
+    /// The type of an element.
+    pub ty: Type,
+    /// `Some(n)` for `.b8 name[n]`.
+    pub elements: Option<u64>,
+    /// In bytes, when given; otherwise the type's size.
+    pub align: Option<u32>,
+    /// For pointers that say what they point to.
+    pub pointee: Option<Pointee>,
+}
+
+impl ParameterDecl {
+    /// The size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.elements.unwrap_or(1).saturating_mul(u64::from(self.ty.bytes()))
+    }
+
+    /// The alignment in bytes.
+    pub fn alignment(&self) -> u32 {
+        self.align.unwrap_or(self.ty.bytes()).max(1)
+    }
+}
+
+/// A place in a source file.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Location {
+    /// An index into [`Kernel::files`].
+    pub file: u32,
+    /// Counted from 1; 0 when unknown.
+    pub line: u32,
+    /// Counted from 1; 0 when unknown.
+    pub column: u32,
+    /// Where the function this line belongs to was inlined, when it was.
+    pub inlined_at: Option<LocationId>,
+}
+
+/// One element of a kernel's body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Statement {
+    /// A position that branches may go to.
+    Label(Label),
+    /// Something to execute.
+    Instruction(Instruction),
+}
+
+/// A kernel: what the driver compiles, the emulator executes and the lab reads.
+///
+/// Registers, labels, variables, parameters, files and locations are named by their index in the lists here.
+/// [`Kernel::validate`] checks that every name in the body refers to something; both back ends ask it first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// The entry's name.
+    pub name: String,
+    /// What it is compiled for.
+    pub target: arch::Target,
+    /// The language version it is written in.
+    pub version: Version,
+    /// In the order of the launch's arguments.
+    pub params: Vec<ParameterDecl>,
+    /// `.reqntid`: the block it must be launched with.
+    pub required_block: Option<[u32; 3]>,
+    /// `.maxntid`: the largest block it may be launched with.
+    pub max_block: Option<[u32; 3]>,
+    /// `.minnctapersm`: the CTAs per SM the assembler should leave room for.
+    pub min_ctas_per_sm: Option<u32>,
+    /// `.maxnreg`: the registers per thread the assembler may use.
+    pub max_registers: Option<u32>,
+    /// `.reqnctapercluster`: the cluster it must be launched with.
+    pub required_cluster: Option<[u32; 3]>,
+    /// Declared registers.
+    pub banks: Vec<Bank>,
+    /// Variables in shared, global, constant and local memory.
+    pub variables: Vec<VariableDecl>,
+    /// Label names.
+    pub labels: Vec<String>,
+    /// Source files that locations name; the number of `.file` is the index plus one.
+    pub files: Vec<String>,
+    /// Source places that instructions name.
+    pub locations: Vec<Location>,
+    /// The code.
+    pub body: Vec<Statement>,
+}
+
+/// What is wrong with a kernel as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the messages say what each field is")]
+pub enum KernelError {
+    #[error("`{instruction}`: register {bank}:{index} was never declared")]
+    UndeclaredRegister { instruction: String, bank: u32, index: u32 },
+    #[error("`{instruction}`: `{register}` holds {found} but the instruction works on {expected}")]
+    RegisterType { instruction: String, register: String, found: Type, expected: Type },
+    #[error("`{instruction}` names a {what} the kernel does not have")]
+    DanglingName { instruction: String, what: &'static str },
+    #[error("label `{label}` stands {times} times in the body; a label stands exactly once")]
+    LabelPlaced { label: String, times: usize },
+    #[error("`{instruction}` needs sm_{min_sm} or later, the kernel is for {target}")]
+    Architecture { instruction: String, min_sm: u32, target: String },
+    #[error("`{instruction}` needs PTX {needed} or later, the kernel is written in {found}")]
+    LanguageVersion { instruction: String, needed: Version, found: Version },
+}
+
+impl Kernel {
+    /// The instructions in order, labels left out. Their positions here are what counters and analyses index by.
+    pub fn instructions(&self) -> impl Iterator<Item = &Instruction> {
+        self.body.iter().filter_map(|statement| match statement {
+            Statement::Instruction(instruction) => Some(instruction),
+            Statement::Label(_) => None,
+        })
+    }
+
+    /// The name of a register, as `%r17`; `None` if it was not declared.
+    pub fn register_name(&self, register: Register) -> Option<String> {
+        let bank = self.banks.get(register.bank as usize)?;
+        match bank.count {
+            Some(count) if register.index < count => Some(format!("{}{}", bank.prefix, register.index)),
+            None if register.index == 0 => Some(bank.prefix.clone()),
+            _ => None,
+        }
+    }
+
+    /// What a register holds.
+    pub fn register_type(&self, register: Register) -> Option<Type> {
+        self.register_name(register)?;
+        Some(self.banks[register.bank as usize].ty)
+    }
+
+    /// The source place of an instruction that a user would want to see: the outermost call site that has a line.
+    pub fn user_location(&self, instruction: &Instruction) -> Option<&Location> {
+        let mut seen = None;
+        let mut next = instruction.location;
+        // A chain cannot be longer than the list it runs through: a hostile one that loops ends here.
+        for _ in 0..=self.locations.len() {
+            let Some(location) = next.and_then(|id| self.locations.get(id.0 as usize)) else { break };
+            if location.line != 0 {
+                seen = Some(location);
+            }
+            next = location.inlined_at;
+        }
+        seen
+    }
+
+    /// Bytes of shared memory the kernel declares itself, dynamic memory not included, each variable at its alignment.
+    pub fn static_shared_bytes(&self) -> u64 {
+        self.variables.iter().filter(|v| v.space == Space::Shared).fold(0u64, |end, variable| {
+            let align = u64::from(variable.align.max(1));
+            end.div_ceil(align).saturating_mul(align).saturating_add(variable.bytes())
+        })
+    }
+
+    /// Checks that every name refers to something, that registers are of the width their instruction works in, that labels
+    /// stand exactly once and that the target and language version have every form used.
+    ///
+    /// # Errors
+    /// The first thing found wrong.
+    pub fn validate(&self) -> Result<(), KernelError> {
+        let mut placed = vec![0usize; self.labels.len()];
+        for statement in &self.body {
+            match statement {
+                Statement::Label(label) => match placed.get_mut(label.0 as usize) {
+                    Some(times) => *times += 1,
+                    None => return Err(KernelError::DanglingName { instruction: "a label".into(), what: "label" }),
+                },
+                Statement::Instruction(instruction) => self.validate_instruction(instruction)?,
+            }
+        }
+        let wanted = |label: usize| self.instructions().any(|i| i.target() == Some(Label(label as u32)));
+        match placed.iter().enumerate().find(|&(label, &times)| times > 1 || (times == 0 && wanted(label))) {
+            Some((label, &times)) => Err(KernelError::LabelPlaced { label: self.labels[label].clone(), times }),
+            None => Ok(()),
+        }
+    }
+
+    fn validate_instruction(&self, instruction: &Instruction) -> Result<(), KernelError> {
+        let text = || self.instruction_text(instruction);
+        let form = instruction.form();
+        if u32::from(self.target.sm().number()) < form.min_sm {
+            return Err(KernelError::Architecture {
+                instruction: text(),
+                min_sm: form.min_sm,
+                target: self.target.to_string(),
+            });
+        }
+        if self.version < form.min_ptx {
+            return Err(KernelError::LanguageVersion {
+                instruction: text(),
+                needed: form.min_ptx,
+                found: self.version,
+            });
+        }
+        if let Some(guard) = instruction.guard {
+            self.validate_register(instruction, guard.predicate, Type::Pred, false)?;
+        }
+        // Loads, stores and conversions may use a register wider than the type (PTX ISA, section 9.4.1).
+        let wider = matches!(instruction.opcode(), crate::Opcode::Ld | crate::Opcode::St | crate::Opcode::Cvt);
+        for (slot, operand) in instruction.slots() {
+            self.validate_names(instruction, operand)?;
+            match (slot.kind, operand) {
+                (Kind::Memory, Operand::Memory(address)) => {
+                    if let Base::Register(register) = address.base {
+                        self.validate_address(instruction, register)?;
+                    }
+                }
+                (Kind::Predicate | Kind::PredicatePair, operand) => {
+                    let mut result = Ok(());
+                    operand.for_each_register(&mut |register| {
+                        if result.is_ok() {
+                            result = self.validate_register(instruction, register, Type::Pred, false);
+                        }
+                    });
+                    result?;
+                }
+                (Kind::ValueAndPredicate(rule), Operand::RegisterPair(value, predicate)) => {
+                    if let Some(ty) = instruction.resolve(rule) {
+                        self.validate_register(instruction, *value, ty, false)?;
+                    }
+                    self.validate_register(instruction, *predicate, Type::Pred, false)?;
+                }
+                (
+                    Kind::Value(rule) | Kind::Vector(rule) | Kind::Movable(rule) | Kind::ValueAndPredicate(rule),
+                    operand,
+                ) => {
+                    let Some(mut ty) = instruction.resolve(rule) else { continue };
+                    let elements = match operand {
+                        Operand::Vector(elements) => {
+                            if matches!(slot.kind, Kind::Movable(_)) {
+                                // Packing: the elements share the width of the whole.
+                                ty = match ty.bits() / elements.len().max(1) as u32 {
+                                    8 => Type::B8,
+                                    16 => Type::B16,
+                                    32 => Type::B32,
+                                    64 => Type::B64,
+                                    _ => {
+                                        return Err(KernelError::DanglingName {
+                                            instruction: text(),
+                                            what: "type for the elements",
+                                        });
+                                    }
+                                };
+                            }
+                            elements.as_slice()
+                        }
+                        single => std::slice::from_ref(single),
+                    };
+                    for element in elements {
+                        if let Operand::Register(register) = element {
+                            self.validate_register(
+                                instruction,
+                                *register,
+                                ty,
+                                wider && slot.role == Role::Def || wider,
+                            )?;
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_names(&self, instruction: &Instruction, operand: &Operand) -> Result<(), KernelError> {
+        let variable = |variable: Variable| (variable.0 as usize) < self.variables.len();
+        let parameter = |parameter: Parameter| (parameter.0 as usize) < self.params.len();
+        let (known, what) = match operand {
+            Operand::Label(label) => ((label.0 as usize) < self.labels.len(), "label"),
+            Operand::VariableAddress(v, _) => (variable(*v), "variable"),
+            Operand::ParameterAddress(p, _) => (parameter(*p), "parameter"),
+            Operand::Memory(address) => match address.base {
+                Base::Variable(v) => (variable(v), "variable"),
+                Base::Parameter(p) => (parameter(p), "parameter"),
+                _ => (true, ""),
+            },
+            _ => (true, ""),
+        };
+        if known {
+            Ok(())
+        } else {
+            Err(KernelError::DanglingName { instruction: format!("{}", instruction.opcode().name()), what })
+        }
+    }
+
+    fn declared(&self, instruction: &Instruction, register: Register) -> Result<Type, KernelError> {
+        self.register_type(register).ok_or_else(|| KernelError::UndeclaredRegister {
+            instruction: instruction.opcode().name().into(),
+            bank: register.bank,
+            index: register.index,
+        })
+    }
+
+    fn validate_address(&self, instruction: &Instruction, register: Register) -> Result<(), KernelError> {
+        let found = self.declared(instruction, register)?;
+        if matches!(found.bits(), 32 | 64) {
+            return Ok(());
+        }
+        Err(KernelError::RegisterType {
+            instruction: self.instruction_text(instruction),
+            register: self.register_name(register).unwrap_or_default(),
+            found,
+            expected: Type::B64,
+        })
+    }
+
+    fn validate_register(
+        &self,
+        instruction: &Instruction,
+        register: Register,
+        expected: Type,
+        wider: bool,
+    ) -> Result<(), KernelError> {
+        let found = self.declared(instruction, register)?;
+        let same_kind = (found == Type::Pred) == (expected == Type::Pred);
+        let width = found.bits() == expected.bits()
+            || (wider && found.bits() > expected.bits())
+            || (expected.bits() == 8 && found.bits() == 16);
+        if same_kind && width {
+            return Ok(());
+        }
+        Err(KernelError::RegisterType {
+            instruction: self.instruction_text(instruction),
+            register: self.register_name(register).unwrap_or_default(),
+            found,
+            expected,
+        })
+    }
+}

@@ -1,0 +1,217 @@
+//! Kernels as PTX text.
+
+use std::fmt::{self, Write as _};
+
+use crate::{Address, Base, Instruction, Kernel, LocationId, Operand, Space, Statement, VariableDecl};
+
+impl fmt::Display for Kernel {
+    /// A complete PTX module with this kernel in it. Nothing is checked: [`Kernel::validate`] does that.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, ".version {}\n.target {}\n.address_size 64\n", self.version, self.target)?;
+        for (index, file) in self.files.iter().enumerate() {
+            writeln!(f, ".file {} \"{}\"", index + 1, file.replace('\\', "\\\\").replace('"', "\\\""))?;
+        }
+        for variable in self.variables.iter().filter(|v| v.module_level) {
+            writeln!(f, "{}", declaration(variable))?;
+        }
+        write!(f, "\n.visible .entry {}(", self.name)?;
+        for (index, param) in self.params.iter().enumerate() {
+            write!(f, "{}\n\t.param {}", if index == 0 { "" } else { "," }, align_before(param))?;
+            write!(f, "{}", param.ty)?;
+            if let Some(pointee) = param.pointee {
+                write!(
+                    f,
+                    " .ptr{} .align {}",
+                    pointee.space.map_or(String::new(), |s| format!(" {}", s.directive())),
+                    pointee.align
+                )?;
+            }
+            write!(f, " {}", param.name)?;
+            if let Some(elements) = param.elements {
+                write!(f, "[{elements}]")?;
+            }
+        }
+        writeln!(f, "\n)")?;
+        let triple = |[x, y, z]: [u32; 3]| format!("{x}, {y}, {z}");
+        if let Some(block) = self.required_block {
+            writeln!(f, ".reqntid {}", triple(block))?;
+        }
+        if let Some(block) = self.max_block {
+            writeln!(f, ".maxntid {}", triple(block))?;
+        }
+        if let Some(ctas) = self.min_ctas_per_sm {
+            writeln!(f, ".minnctapersm {ctas}")?;
+        }
+        if let Some(registers) = self.max_registers {
+            writeln!(f, ".maxnreg {registers}")?;
+        }
+        if let Some(cluster) = self.required_cluster {
+            writeln!(f, ".explicitcluster\n.reqnctapercluster {}", triple(cluster))?;
+        }
+        writeln!(f, "{{")?;
+        for bank in &self.banks {
+            match bank.count {
+                Some(count) => writeln!(f, "\t.reg {} {}<{count}>;", bank.ty, bank.prefix)?,
+                None => writeln!(f, "\t.reg {} {};", bank.ty, bank.prefix)?,
+            }
+        }
+        for variable in self.variables.iter().filter(|v| !v.module_level) {
+            writeln!(f, "\t{}", declaration(variable))?;
+        }
+        let mut current = None;
+        for statement in &self.body {
+            match statement {
+                Statement::Label(label) => writeln!(f, "{}:", self.label_name(label.0))?,
+                Statement::Instruction(instruction) => {
+                    if instruction.location != current && instruction.location.is_some() {
+                        current = instruction.location;
+                        self.print_location(f, instruction.location)?;
+                    }
+                    writeln!(f, "\t{};", self.instruction_text(instruction))?;
+                }
+            }
+        }
+        writeln!(f, "}}")?;
+        self.print_function_names(f)
+    }
+}
+
+fn align_before(param: &crate::ParameterDecl) -> String {
+    match param.align {
+        Some(align) => format!(".align {align} "),
+        None => String::new(),
+    }
+}
+
+fn declaration(variable: &VariableDecl) -> String {
+    let mut text = String::new();
+    if variable.external {
+        text.push_str(".extern ");
+    }
+    let _ = write!(text, "{} .align {} {} {}", variable.space.directive(), variable.align, variable.ty, variable.name);
+    match variable.elements {
+        Some(elements) => {
+            let _ = write!(text, "[{elements}]");
+        }
+        None => text.push_str("[]"),
+    }
+    if !variable.init.is_empty() {
+        // Values are written in the element's own width, lowest byte first, as they were read.
+        let width = variable.ty.bytes() as usize;
+        let value =
+            |bytes: &[u8]| bytes.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte)).to_string();
+        let values: Vec<_> = variable.init.chunks(width.clamp(1, 8)).map(value).collect();
+        let _ = write!(text, " = {{{}}}", values.join(", "));
+    }
+    text.push(';');
+    text
+}
+
+impl Kernel {
+    fn label_name(&self, label: u32) -> &str {
+        self.labels.get(label as usize).map_or("$undeclared", String::as_str)
+    }
+
+    /// The label under which the printed module holds the function name that an inlined location must have.
+    fn function_label(location: LocationId) -> String {
+        format!("$L__inlined{}", location.0)
+    }
+
+    fn print_location(&self, f: &mut fmt::Formatter<'_>, location: Option<LocationId>) -> fmt::Result {
+        let Some(found) = location.and_then(|id| self.locations.get(id.0 as usize)) else { return Ok(()) };
+        write!(f, "\t.loc {} {} {}", found.file + 1, found.line, found.column)?;
+        let mut call = found.inlined_at;
+        if let (Some(LocationId(id)), Some(outer)) = (call, call.and_then(|id| self.locations.get(id.0 as usize))) {
+            write!(
+                f,
+                ", function_name {}, inlined_at {} {} {}",
+                Self::function_label(LocationId(id)),
+                outer.file + 1,
+                outer.line,
+                outer.column
+            )?;
+            call = None;
+        }
+        debug_assert!(call.is_none() || self.locations.is_empty());
+        writeln!(f)
+    }
+
+    /// `.loc` with `inlined_at` must name a function by a label in `.debug_str` (PTX ISA, section 11.5.2).
+    fn print_function_names(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut callers: Vec<_> = self.locations.iter().filter_map(|location| location.inlined_at).collect();
+        callers.sort_unstable();
+        callers.dedup();
+        if callers.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, ".section .debug_str\n{{")?;
+        for caller in callers {
+            writeln!(f, "{}:\n\t.b8 105, 110, 108, 105, 110, 101, 100, 0", Self::function_label(caller))?;
+        }
+        writeln!(f, "}}")
+    }
+
+    /// One instruction as text, guard included, without the semicolon.
+    pub fn instruction_text(&self, instruction: &Instruction) -> String {
+        let mut text = String::new();
+        if let Some(guard) = instruction.guard {
+            let _ = write!(text, "@{}{} ", if guard.negated { "!" } else { "" }, self.register_text(guard.predicate));
+        }
+        text.push_str(instruction.opcode().name());
+        for modifier in instruction.modifiers() {
+            let _ = write!(text, "{modifier}");
+        }
+        for (index, operand) in instruction.operands().iter().enumerate() {
+            text.push_str(if index == 0 { " " } else { ", " });
+            self.print_operand(&mut text, operand);
+        }
+        text
+    }
+
+    fn register_text(&self, register: crate::Register) -> String {
+        self.register_name(register).unwrap_or_else(|| format!("%undeclared{}_{}", register.bank, register.index))
+    }
+
+    fn print_operand(&self, text: &mut String, operand: &Operand) {
+        let variable = |v: &crate::Variable| self.variables.get(v.0 as usize).map_or("undeclared", |v| v.name.as_str());
+        let parameter = |p: &crate::Parameter| self.params.get(p.0 as usize).map_or("undeclared", |p| p.name.as_str());
+        let offset = |offset: i64| if offset == 0 { String::new() } else { format!("{offset:+}") };
+        let _ = match operand {
+            Operand::Register(r) => write!(text, "{}", self.register_text(*r)),
+            Operand::NotPredicate(r) => write!(text, "!{}", self.register_text(*r)),
+            Operand::RegisterPair(a, b) => write!(text, "{}|{}", self.register_text(*a), self.register_text(*b)),
+            Operand::Special(special) => write!(text, "{}", special.name()),
+            Operand::Integer(value) => write!(text, "{value}"),
+            Operand::F32(bits) => write!(text, "0f{bits:08X}"),
+            Operand::F64(bits) => write!(text, "0d{bits:016X}"),
+            Operand::VariableAddress(v, o) => write!(text, "{}{}", variable(v), offset(*o)),
+            Operand::ParameterAddress(p, o) => write!(text, "{}{}", parameter(p), offset(*o)),
+            Operand::Memory(Address { base, offset: o }) => match base {
+                Base::Register(r) => write!(text, "[{}{}]", self.register_text(*r), offset(*o)),
+                Base::Variable(v) => write!(text, "[{}{}]", variable(v), offset(*o)),
+                Base::Parameter(p) => write!(text, "[{}{}]", parameter(p), offset(*o)),
+                Base::Absolute => write!(text, "[{o}]"),
+            },
+            Operand::Vector(elements) => {
+                text.push('{');
+                for (index, element) in elements.iter().enumerate() {
+                    if index > 0 {
+                        text.push_str(", ");
+                    }
+                    self.print_operand(text, element);
+                }
+                text.push('}');
+                Ok(())
+            }
+            Operand::Label(label) => write!(text, "{}", self.label_name(label.0)),
+            Operand::Sink => write!(text, "_"),
+        };
+    }
+}
+
+impl Space {
+    /// The space a directive names (`.shared` and so on).
+    pub fn from_directive(directive: &str) -> Option<Self> {
+        [Self::Shared, Self::Global, Self::Const, Self::Local].into_iter().find(|space| space.directive() == directive)
+    }
+}
