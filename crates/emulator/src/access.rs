@@ -768,6 +768,9 @@ pub(crate) fn atomic_global(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
     Ok(())
 }
 
+/// Copies of a warp in flight at most: a kernel that never waits must not fill the memory.
+const MAX_COPIES: usize = 1 << 16;
+
 /// `cp.async`: the bytes are read now and arrive by policy; until then the destination counts as unwritten.
 #[inline(never)]
 pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<(), Fail> {
@@ -859,6 +862,9 @@ pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask
     }
     if let Some(filling) = warp.copies.last_mut() {
         filling.append(&mut copies);
+    }
+    if warp.copies.iter().map(Vec::len).sum::<usize>() > MAX_COPIES {
+        worker.finish_copies(warp, 0, true);
     }
     Ok(())
 }

@@ -109,11 +109,6 @@ impl<'a> Worker<'a> {
         let outcome = self.schedule(&mut warps);
         self.warps = warps;
         self.touched.end_cta();
-        for (memory, shapes) in self.program.memory.iter().zip(&mut self.shapes) {
-            if shapes.is_crowded() {
-                shapes.drain(&mut self.ptx[memory.position], &mut self.merged[memory.position]);
-            }
-        }
         outcome
     }
 

@@ -191,14 +191,17 @@ fn count(kind: Kind, addresses: &[u64; WARP], active: u32, bytes: u32) -> Instru
     counters
 }
 
-/// The shapes one instruction has met, the latest first.
+/// The shapes one instruction has met.
 #[derive(Default)]
 pub(crate) struct Shapes {
     pub patterns: Vec<Pattern>,
-    pub recent: usize,
+    recent: usize,
+    /// What shapes counted that have been forgotten.
+    ptx: InstructionCounters,
+    merged: InstructionCounters,
 }
 
-/// Shapes kept per instruction; beyond it the hits are counted and the oldest shapes forgotten.
+/// Shapes kept per instruction. One that meets more has no regular addresses and would only be slowed down by a longer search.
 const KEPT: usize = 64;
 
 impl Shapes {
@@ -212,13 +215,7 @@ impl Shapes {
     ) -> Option<usize> {
         let first = addresses[active.trailing_zeros() as usize];
         let lanes = expand(active);
-        if let Some(pattern) = self.patterns.get(self.recent)
-            && pattern.matches(addresses, first, active, &lanes)
-        {
-            return Some(self.recent);
-        }
-        let known = self.patterns.iter().position(|pattern| pattern.matches(addresses, first, active, &lanes));
-        self.remember(known, analyse)
+        self.find_by(|pattern| pattern.matches(addresses, first, active, &lanes), analyse)
     }
 
     /// As [`Shapes::find`], for 32-bit addresses.
@@ -231,20 +228,24 @@ impl Shapes {
     ) -> Option<usize> {
         let first = addresses[active.trailing_zeros() as usize];
         let lanes = expand(active);
-        if let Some(pattern) = self.patterns.get(self.recent)
-            && pattern.matches_narrow(addresses, first, active, &lanes)
-        {
-            return Some(self.recent);
-        }
-        let known = self.patterns.iter().position(|pattern| pattern.matches_narrow(addresses, first, active, &lanes));
-        self.remember(known, analyse)
+        self.find_by(|pattern| pattern.matches_narrow(addresses, first, active, &lanes), analyse)
     }
 
-    #[cold]
-    fn remember(&mut self, known: Option<usize>, analyse: impl FnOnce() -> Option<Pattern>) -> Option<usize> {
-        self.recent = match known {
+    #[inline(always)]
+    fn find_by(
+        &mut self,
+        matches: impl Fn(&Pattern) -> bool,
+        analyse: impl FnOnce() -> Option<Pattern>,
+    ) -> Option<usize> {
+        if self.patterns.get(self.recent).is_some_and(&matches) {
+            return Some(self.recent);
+        }
+        self.recent = match self.patterns.iter().position(matches) {
             Some(index) => index,
             None => {
+                if self.patterns.len() == KEPT {
+                    self.forget();
+                }
                 self.patterns.push(analyse()?);
                 self.patterns.len() - 1
             }
@@ -252,21 +253,17 @@ impl Shapes {
         Some(self.recent)
     }
 
-    /// Adds what was counted to the totals; forgets the shapes if they have become many.
-    pub(crate) fn drain(&mut self, ptx: &mut InstructionCounters, merged: &mut InstructionCounters) {
-        for pattern in &mut self.patterns {
-            *ptx += pattern.ptx.times(pattern.hits);
-            *merged += pattern.merged.times(pattern.hits);
-            pattern.hits = 0;
-        }
-        if self.patterns.len() > KEPT {
-            self.patterns.clear();
-            self.recent = 0;
+    #[cold]
+    fn forget(&mut self) {
+        for pattern in self.patterns.drain(..) {
+            self.ptx += pattern.ptx.times(pattern.hits);
+            self.merged += pattern.merged.times(pattern.hits);
         }
     }
 
-    /// Whether there are so many that [`Shapes::drain`] should be called before more are added.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.patterns.len() > KEPT
+    /// All that was counted: as PTX states it, and after the merge.
+    pub(crate) fn totals(mut self) -> (InstructionCounters, InstructionCounters) {
+        self.forget();
+        (self.ptx, self.merged)
     }
 }

@@ -33,6 +33,9 @@ struct Logged {
 /// Accesses remembered per interval; a race found among later ones is reported without its second instruction.
 const LOGGED: usize = 1 << 14;
 
+/// Ended intervals that are kept while some warp never synchronises; older ones are forgotten, and races with them are missed.
+const REMEMBERED: usize = 256;
+
 /// Two accesses that nothing orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Race {
@@ -159,6 +162,10 @@ impl Races {
         let ended = std::mem::replace(&mut self.open[warp], next);
         self.check(&ended)?;
         if ended.low < ended.high {
+            if self.closed.len() == REMEMBERED {
+                let oldest = self.closed.remove(0);
+                self.pool.push(oldest);
+            }
             self.closed.push(ended);
         } else {
             self.pool.push(ended);

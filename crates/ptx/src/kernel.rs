@@ -264,8 +264,11 @@ impl Kernel {
                 Statement::Instruction(instruction) => self.validate_instruction(instruction)?,
             }
         }
-        let wanted = |label: usize| self.instructions().any(|i| i.target() == Some(Label(label as u32)));
-        match placed.iter().enumerate().find(|&(label, &times)| times > 1 || (times == 0 && wanted(label))) {
+        let mut wanted = vec![false; self.labels.len()];
+        for label in self.instructions().filter_map(Instruction::target) {
+            wanted[label.0 as usize] = true;
+        }
+        match placed.iter().enumerate().find(|&(label, &times)| times > 1 || (times == 0 && wanted[label])) {
             Some((label, &times)) => Err(KernelError::LabelPlaced { label: self.labels[label].clone(), times }),
             None => Ok(()),
         }
