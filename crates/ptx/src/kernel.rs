@@ -5,7 +5,7 @@ use std::fmt;
 use thiserror::Error;
 
 use crate::Base;
-use crate::{Instruction, Kind, Label, LocationId, Operand, Parameter, Register, Type, Variable};
+use crate::{Instruction, InstructionError, Kind, Label, LocationId, Operand, Parameter, Register, Type, Variable};
 
 /// A version of the PTX language, as in `.version 8.7`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -186,6 +186,10 @@ pub struct Kernel {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "the messages say what each field is")]
 pub enum KernelError {
+    #[error(transparent)]
+    Instruction(#[from] InstructionError),
+    #[error("a {what} stands in a guarded part of the kernel, where only single instructions can")]
+    Guarded { what: &'static str },
     #[error("`{instruction}`: register {bank}:{index} was never declared")]
     UndeclaredRegister { instruction: String, bank: u32, index: u32 },
     #[error("`{instruction}`: `{register}` holds {found} but the instruction works on {expected}")]
