@@ -138,11 +138,11 @@ impl Instruction {
         self.modifiers.iter().filter_map(|modifier| modifier.as_type())
     }
 
-    /// The elements of `.v2`, `.v4`, `.v8`; 1 without.
+    /// The elements of `.v2`, `.v4`, `.v8`, or the matrices of `.x2` and `.x4`; 1 without.
     pub fn vector_length(&self) -> usize {
         let length = |modifier: &Modifier| match modifier {
-            Modifier::V2 => Some(2),
-            Modifier::V4 => Some(4),
+            Modifier::V2 | Modifier::X2 => Some(2),
+            Modifier::V4 | Modifier::X4 => Some(4),
             Modifier::V8 => Some(8),
             _ => None,
         };

@@ -4,8 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::{Base, Role};
-use crate::{Instruction, Kind, Label, LocationId, Operand, Parameter, Register, Type, Variable};
+use crate::{Base, Instruction, Kind, Label, LocationId, Operand, Parameter, Register, Type, Variable};
 
 /// A version of the PTX language, as in `.version 8.7`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -344,12 +343,7 @@ impl Kernel {
                     };
                     for element in elements {
                         if let Operand::Register(register) = element {
-                            self.validate_register(
-                                instruction,
-                                *register,
-                                ty,
-                                wider && slot.role == Role::Def || wider,
-                            )?;
+                            self.validate_register(instruction, *register, ty, wider)?;
                         }
                     }
                 }
@@ -376,7 +370,7 @@ impl Kernel {
         if known {
             Ok(())
         } else {
-            Err(KernelError::DanglingName { instruction: format!("{}", instruction.opcode().name()), what })
+            Err(KernelError::DanglingName { instruction: instruction.opcode().name().to_owned(), what })
         }
     }
 

@@ -1136,10 +1136,15 @@ impl<'t> Parser<'t> {
         let unknown =
             |why: String| Failure::new(span.clone(), format!("unknown form `{}`: {why}", &self.text[span.clone()]));
         let opcode = Opcode::from_name(name).ok_or_else(|| unknown(format!("there is no instruction `{name}`")))?;
-        let modifiers = parts
+        let mut modifiers = parts
             .iter()
             .map(|part| Modifier::from_name(part).ok_or_else(|| unknown(format!("`.{part}` means nothing"))))
             .collect::<Result<Vec<_>>>()?;
+        if matches!(opcode, Opcode::Ld | Opcode::St | Opcode::Atom | Opcode::Red) {
+            // ptxas takes these in any order, and compilers use that; the table has the manual's.
+            let first = modifiers.iter().take_while(|modifier| rank(**modifier).is_some()).count();
+            modifiers[..first].sort_by_key(|modifier| rank(*modifier));
+        }
         if !Form::of(opcode).iter().any(|form| form.accepts(&modifiers)) {
             let forms: Vec<_> = Form::of(opcode).iter().map(|form| format!("`{}`", form.syntax)).collect();
             return Err(unknown(format!("after `{name}` may follow {}", forms.join(", "))));
@@ -1270,6 +1275,20 @@ fn register(entry: &Entry<'_>, name: &str, span: Range<usize>) -> Result<Registe
         Some(Named::Register(register)) => Ok(register),
         Some(_) => Err(Failure::new(span, format!("`{name}` is not a register"))),
         None => Err(undeclared(name, span)),
+    }
+}
+
+/// The manual's order of what memory instructions begin with: ordering, scope, state space.
+fn rank(modifier: Modifier) -> Option<u8> {
+    use Modifier as M;
+    match modifier {
+        M::Mmio => Some(0),
+        M::Weak | M::Volatile | M::Relaxed | M::Acquire | M::Release | M::AcqRel => Some(1),
+        M::Cta | M::Cluster | M::Gpu | M::Sys => Some(2),
+        M::Global | M::Shared | M::SharedCta | M::SharedCluster | M::Local | M::Const | M::Param | M::ParamEntry => {
+            Some(3)
+        }
+        _ => None,
     }
 }
 
