@@ -1,1 +1,3 @@
 //! Measures, compares and explains kernels.
+
+pub mod tensor_file;
