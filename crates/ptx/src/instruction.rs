@@ -164,6 +164,26 @@ impl Instruction {
         }
     }
 
+    /// Makes double-precision constants single where that is the operand's type, as `add.f32 %f1, %f1, 1.5` means it.
+    pub(crate) fn round_constants(&mut self) {
+        let single = |(slot, _): (Slot, &Operand)| match slot.kind {
+            Kind::Value(rule) | Kind::Vector(rule) | Kind::Movable(rule) => self.resolve(rule) == Some(Type::F32),
+            _ => false,
+        };
+        let single: Vec<bool> = self.slots().map(single).collect();
+        for (operand, _) in self.operands.iter_mut().zip(single).filter(|(_, single)| *single) {
+            let elements = match operand {
+                Operand::Vector(elements) => elements.as_mut_slice(),
+                one => std::slice::from_mut(one),
+            };
+            for element in elements {
+                if let Operand::F64(bits) = *element {
+                    *element = Operand::F32((f64::from_bits(bits) as f32).to_bits());
+                }
+            }
+        }
+    }
+
     /// Calls `visit` with each register the instruction may write.
     pub fn for_each_def(&self, mut visit: impl FnMut(Register)) {
         for (slot, operand) in self.slots() {

@@ -790,8 +790,9 @@ impl<'t> Parser<'t> {
                 );
                 return Err(Failure::new(token.span(), message));
             }
-            let value = match self.float().map(|float| in_type(float, ty)) {
+            let value = match self.float() {
                 Some(Operand::F32(bits)) => u64::from(bits),
+                Some(Operand::F64(bits)) if ty == Type::F32 => u64::from((f64::from_bits(bits) as f32).to_bits()),
                 Some(Operand::F64(bits)) => bits,
                 _ => self.constant()? as u64,
             };
@@ -1150,15 +1151,12 @@ impl<'t> Parser<'t> {
             return Err(unknown(format!("after `{name}` may follow {}", forms.join(", "))));
         }
         let branches = Form::of(opcode).iter().any(|form| form.slots.iter().any(|slot| slot.kind == Kind::Label));
-        let ty = modifiers.iter().find_map(|modifier| modifier.as_type());
-
         let mut operands = Vec::new();
         let mut spans = Vec::new();
         if !self.at(b';') {
             loop {
                 let start = self.peek().span().start;
-                let operand = self.operand(entry, branches)?;
-                operands.push(ty.map_or(operand.clone(), |ty| in_type(operand, ty)));
+                operands.push(self.operand(entry, branches)?);
                 spans.push(self.since(start));
                 if !self.accept(b',') {
                     break;
@@ -1173,6 +1171,7 @@ impl<'t> Parser<'t> {
             };
             Failure::new(place.unwrap_or(span), format!("unknown form: {error}"))
         })?;
+        instruction.round_constants();
         instruction.guard = guard;
         instruction.location = entry.current;
         entry.kernel.body.push(Statement::Instruction(instruction));
@@ -1316,14 +1315,6 @@ fn float(text: &str) -> Option<Operand> {
         [b'0', b'x' | b'X', ..] => None,
         _ if text.contains(['.', 'e', 'E']) => text.parse::<f64>().ok().map(|value| Operand::F64(value.to_bits())),
         _ => None,
-    }
-}
-
-/// A double-precision constant where single precision is asked for is rounded to it, as `add.f32 %f1, %f1, 1.5` means it.
-fn in_type(operand: Operand, ty: Type) -> Operand {
-    match operand {
-        Operand::F64(bits) if ty == Type::F32 => Operand::F32((f64::from_bits(bits) as f32).to_bits()),
-        other => other,
     }
 }
 

@@ -12,8 +12,22 @@ use std::fs;
 use std::process::Command;
 
 use arch::{Sm, Target};
-use common::{Plain, instruction, kernel};
+use common::{Draw, REGISTERS, instruction, kernel};
 use ptx::{Form, Instruction, Kernel, Label, Modifier, Statement, Version};
+
+/// Always the plainest choice; registers are counted up.
+#[derive(Default)]
+struct Plain(u32);
+
+impl Draw for Plain {
+    fn below(&mut self, n: u32) -> u32 {
+        if n == REGISTERS {
+            self.0 += 1;
+            return self.0 % REGISTERS;
+        }
+        0
+    }
+}
 
 fn ptxas() -> Option<OsString> {
     let program = env::var_os("PTXAS").unwrap_or_else(|| "ptxas".into());

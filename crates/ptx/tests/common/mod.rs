@@ -53,20 +53,6 @@ pub trait Draw {
     fn below(&mut self, n: u32) -> u32;
 }
 
-/// Always the plainest choice; registers are counted up.
-#[derive(Default)]
-pub struct Plain(u32);
-
-impl Draw for Plain {
-    fn below(&mut self, n: u32) -> u32 {
-        if n == REGISTERS {
-            self.0 += 1;
-            return self.0 % REGISTERS;
-        }
-        0
-    }
-}
-
 /// The instruction with these modifiers, its operands drawn; with or without those that may be left out.
 pub fn instruction(form: &Form, modifiers: &[Modifier], optional: bool, draw: &mut impl Draw) -> Instruction {
     let types: Vec<Type> = modifiers.iter().filter_map(|m| m.as_type()).collect();
