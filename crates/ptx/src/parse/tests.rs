@@ -138,6 +138,17 @@ fn inlined_locations_are_chains() {
 }
 
 #[test]
+fn a_text_without_locations_is_its_own_source() {
+    let text = format!(
+        "{HEADER}.file 9 \"a\"\n.entry k() {{ .reg .b32 %r<2>;\n  mov.u32 %r1, 1;\n/* é */ ret;\n.loc 9 1 1\nret; }}"
+    );
+    let k = &parse_file(&text, "k.ptx").unwrap()[0];
+    assert_eq!(k.files, ["a", "k.ptx"]);
+    let places: Vec<_> = k.locations.iter().map(|l| (l.file, l.line, l.column)).collect();
+    assert_eq!(places, [(1, 6, 3), (1, 7, 9), (0, 1, 1)]);
+}
+
+#[test]
 fn several_entries_have_what_each_names() {
     let text = format!(
         "{HEADER}.shared .b32 a; .shared .b32 b;
