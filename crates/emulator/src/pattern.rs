@@ -71,6 +71,11 @@ impl Pattern {
         differing == 0 && self.active == active && self.phase == u64::from(first) % PERIOD
     }
 
+    /// The distances of all lanes from the first active one, as the bits of signed numbers; 0 for inactive lanes.
+    pub(crate) fn deltas_by_lane(&self) -> &[u32; WARP] {
+        bytemuck::cast_ref(&self.deltas)
+    }
+
     /// A lane at this distance from the first active one.
     pub(crate) fn lane_of(&self, delta: i32) -> u32 {
         lanes_of(self.active).find(|&lane| self.deltas[lane] == delta).unwrap_or(0) as u32
