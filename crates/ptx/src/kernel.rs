@@ -4,8 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::Base;
-use crate::{Instruction, InstructionError, Kind, Label, LocationId, Operand, Parameter, Register, Type, Variable};
+use crate::{Base, Instruction, InstructionError, Kind, Label, LocationId, Operand, Parameter, Register, Type, Variable};
 
 /// A version of the PTX language, as in `.version 8.7`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -378,7 +377,7 @@ impl Kernel {
         if known {
             Ok(())
         } else {
-            Err(KernelError::DanglingName { instruction: instruction.opcode().name().into(), what })
+            Err(KernelError::DanglingName { instruction: instruction.opcode().name().to_owned(), what })
         }
     }
 
