@@ -1,0 +1,799 @@
+//! What is asked of an attention call: shapes, type, mask and arithmetic.
+//!
+//! [`ProblemSpec`] is what a caller fills in, [`Problem`] is one that was checked. Reading its fields goes through
+//! `Deref`, so `problem.head_dim` is a plain field, and no unchecked `Problem` exists.
+
+use std::fmt;
+use std::ops::{Deref, Range};
+use std::str::FromStr;
+
+use crate::Dtype;
+
+/// The largest `head_dim` and `head_dim_v`.
+pub const MAX_HEAD_DIM: usize = 256;
+
+/// The largest batch, head count or sequence length: kernels count each of them in 32 bits.
+pub const MAX_EXTENT: usize = i32::MAX as usize;
+
+/// The keys a query may see, relative to the diagonal `i + seqlen_k - seqlen_q`, both ends included.
+///
+/// A side that is `None` is unbounded. Causal is `(None, Some(0))`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Mask {
+    /// How many keys before the diagonal are seen.
+    pub left: Option<usize>,
+    /// How many keys after the diagonal are seen.
+    pub right: Option<usize>,
+}
+
+impl Mask {
+    /// Every query sees every key.
+    pub const FULL: Mask = Mask { left: None, right: None };
+    /// Query `i` sees the keys `j <= i + seqlen_k - seqlen_q`.
+    pub const CAUSAL: Mask = Mask { left: None, right: Some(0) };
+
+    /// The window `(left, right)` as the Python and CLI front ends spell it: a negative side is unbounded.
+    pub fn window(left: i64, right: i64) -> Mask {
+        Mask { left: usize::try_from(left).ok(), right: usize::try_from(right).ok() }
+    }
+
+    /// The keys that query `i` of a sequence of `seqlen_q` queries and `seqlen_k` keys sees; maybe none.
+    ///
+    /// Lengths and `i` are at most [`MAX_EXTENT`].
+    pub fn seen_keys(&self, i: usize, seqlen_q: usize, seqlen_k: usize) -> Range<usize> {
+        let diagonal = i as i64 + seqlen_k as i64 - seqlen_q as i64;
+        let clip = |j: i64| j.clamp(0, seqlen_k as i64) as usize;
+        clip(self.first(diagonal))..clip(self.end(diagonal))
+    }
+
+    /// The number of pairs of a query and a key it sees.
+    fn visible_pairs(&self, seqlen_q: usize, seqlen_k: usize) -> u128 {
+        let offset = seqlen_k as i64 - seqlen_q as i64;
+        let keys = i128::from(seqlen_k as i64);
+        // The sum of clamp(x, 0, keys) over x < n.
+        let below = |n: i128| {
+            let ramp = n.clamp(0, keys);
+            ramp * (ramp - 1) / 2 + (n - keys).max(0) * keys
+        };
+        let clipped = |c: i64| below(i128::from(c) + seqlen_q as i128) - below(i128::from(c));
+        (clipped(self.end(offset)) - clipped(self.first(offset))) as u128
+    }
+
+    // A side of more than twice the largest extent is unbounded.
+    fn first(&self, diagonal: i64) -> i64 {
+        diagonal - side(self.left)
+    }
+
+    fn end(&self, diagonal: i64) -> i64 {
+        diagonal + side(self.right) + 1
+    }
+}
+
+fn side(bound: Option<usize>) -> i64 {
+    const UNBOUNDED: usize = 1 << 33;
+    bound.unwrap_or(UNBOUNDED).min(UNBOUNDED) as i64
+}
+
+/// Where each sequence of a packed batch begins: `cu_seqlens_q` and `cu_seqlens_k`, `batch + 1` entries each.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Varlen {
+    /// Token offsets of the queries; starts at 0, never decreases.
+    pub cu_seqlens_q: Vec<i32>,
+    /// Token offsets of the keys and values; starts at 0, never decreases.
+    pub cu_seqlens_k: Vec<i32>,
+}
+
+/// A part of the contract that a kernel may or may not cover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Feature {
+    /// A causal mask.
+    Causal,
+    /// A window that is neither full nor causal.
+    Window,
+    /// Fewer KV heads than query heads.
+    Gqa,
+    /// `head_dim_v` differs from `head_dim`.
+    HeadDimV,
+    /// `seqlen_q` differs from `seqlen_k`.
+    CrossLength,
+    /// Capped scores.
+    Softcap,
+    /// ALiBi slopes.
+    Alibi,
+    /// Sequences of different lengths, packed.
+    Varlen,
+    /// Inputs that are not contiguous `[batch, seqlen, heads, dim]`.
+    Strided,
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Feature::Causal => "causal",
+            Feature::Window => "window",
+            Feature::Gqa => "gqa",
+            Feature::HeadDimV => "head_dim_v",
+            Feature::CrossLength => "cross_length",
+            Feature::Softcap => "softcap",
+            Feature::Alibi => "alibi",
+            Feature::Varlen => "varlen",
+            Feature::Strided => "strided",
+        })
+    }
+}
+
+/// An attention call as it is asked for, not yet checked.
+///
+/// # Text
+/// `BxHxSxD [option ...]`, for example `10x64x1024x64` or `2x8/2x100/228x64/32 f16 causal`:
+/// batch, heads, sequence length, head dimension. `H` may be `heads_q/heads_kv`, `S` `seqlen_q/seqlen_k`,
+/// `D` `head_dim/head_dim_v`. The options, separated by spaces, are `f32`, `f16` or `bf16`, `causal`,
+/// `window=LEFT,RIGHT` (negative: unbounded), `scale=X`, `softcap=X`, `alibi=X,...` and
+/// `cu_seqlens_q=N,...` with `cu_seqlens_k=N,...`. Printing gives the shortest such text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProblemSpec {
+    /// Batch entries; may be 0.
+    pub batch: usize,
+    /// Queries per entry; with `varlen`, the most of any entry (`max_seqlen_q`). May be 0.
+    pub seqlen_q: usize,
+    /// Keys per entry; with `varlen`, the most of any entry (`max_seqlen_k`). May be 0.
+    pub seqlen_k: usize,
+    /// Query heads, a multiple of `heads_kv`.
+    pub heads_q: usize,
+    /// Key and value heads.
+    pub heads_kv: usize,
+    /// Length of a query and of a key, 1..=256.
+    pub head_dim: usize,
+    /// Length of a value and of an output row, 1..=256.
+    pub head_dim_v: usize,
+    /// Type of q, k, v and out.
+    pub dtype: Dtype,
+    /// Which keys a query sees.
+    pub mask: Mask,
+    /// Factor of the scores; `None` is `1/sqrt(head_dim)`.
+    pub softmax_scale: Option<f32>,
+    /// `c`: the scores become `c * tanh(score / c)`.
+    pub softcap: Option<f32>,
+    /// ALiBi slopes, `[heads_q]` or `[batch, heads_q]`.
+    pub alibi_slopes: Option<Vec<f32>>,
+    /// The packed sequences' offsets.
+    pub varlen: Option<Varlen>,
+}
+
+impl ProblemSpec {
+    /// Self-attention without mask in f32.
+    pub fn new(batch: usize, heads: usize, seqlen: usize, head_dim: usize) -> ProblemSpec {
+        ProblemSpec {
+            batch,
+            seqlen_q: seqlen,
+            seqlen_k: seqlen,
+            heads_q: heads,
+            heads_kv: heads,
+            head_dim,
+            head_dim_v: head_dim,
+            dtype: Dtype::F32,
+            mask: Mask::FULL,
+            softmax_scale: None,
+            softcap: None,
+            alibi_slopes: None,
+            varlen: None,
+        }
+    }
+
+    /// A packed batch: the sequence lengths are the longest of `cu_seqlens_q` and of `cu_seqlens_k`.
+    pub fn packed(heads: usize, head_dim: usize, cu_seqlens_q: Vec<i32>, cu_seqlens_k: Vec<i32>) -> ProblemSpec {
+        let longest = |cu: &[i32]| {
+            let lengths = cu.windows(2).map(|w| usize::try_from(i64::from(w[1]) - i64::from(w[0])).unwrap_or(0));
+            lengths.max().unwrap_or(0)
+        };
+        let batch = cu_seqlens_q.len().saturating_sub(1);
+        ProblemSpec {
+            seqlen_q: longest(&cu_seqlens_q),
+            seqlen_k: longest(&cu_seqlens_k),
+            varlen: Some(Varlen { cu_seqlens_q, cu_seqlens_k }),
+            ..ProblemSpec::new(batch, heads, 0, head_dim)
+        }
+    }
+
+    /// Another number of keys than of queries.
+    pub fn seqlen_k(self, seqlen_k: usize) -> ProblemSpec {
+        ProblemSpec { seqlen_k, ..self }
+    }
+
+    /// Fewer KV heads than query heads.
+    pub fn heads_kv(self, heads_kv: usize) -> ProblemSpec {
+        ProblemSpec { heads_kv, ..self }
+    }
+
+    /// Values of another length than keys.
+    pub fn head_dim_v(self, head_dim_v: usize) -> ProblemSpec {
+        ProblemSpec { head_dim_v, ..self }
+    }
+
+    /// The type of q, k, v and out.
+    pub fn dtype(self, dtype: Dtype) -> ProblemSpec {
+        ProblemSpec { dtype, ..self }
+    }
+
+    /// Which keys a query sees.
+    pub fn mask(self, mask: Mask) -> ProblemSpec {
+        ProblemSpec { mask, ..self }
+    }
+
+    /// A causal mask, aligned bottom right.
+    pub fn causal(self) -> ProblemSpec {
+        self.mask(Mask::CAUSAL)
+    }
+
+    /// Another scale than `1/sqrt(head_dim)`.
+    pub fn softmax_scale(self, scale: f32) -> ProblemSpec {
+        ProblemSpec { softmax_scale: Some(scale), ..self }
+    }
+
+    /// Scores capped at `softcap`.
+    pub fn softcap(self, softcap: f32) -> ProblemSpec {
+        ProblemSpec { softcap: Some(softcap), ..self }
+    }
+
+    /// ALiBi slopes, `[heads_q]` or `[batch, heads_q]`.
+    pub fn alibi_slopes(self, slopes: Vec<f32>) -> ProblemSpec {
+        ProblemSpec { alibi_slopes: Some(slopes), ..self }
+    }
+
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// The first value that the contract does not allow.
+    pub fn build(self) -> Result<Problem, ProblemError> {
+        self.check_extents()?;
+        self.check_values()?;
+        self.check_varlen()?;
+        self.check_sizes()?;
+        Ok(Problem(self))
+    }
+
+    fn check_extents(&self) -> Result<(), ProblemError> {
+        let extents = [
+            ("batch", self.batch, 0, MAX_EXTENT),
+            ("seqlen_q", self.seqlen_q, 0, MAX_EXTENT),
+            ("seqlen_k", self.seqlen_k, 0, MAX_EXTENT),
+            ("heads_q", self.heads_q, 1, MAX_EXTENT),
+            ("heads_kv", self.heads_kv, 1, MAX_EXTENT),
+            ("head_dim", self.head_dim, 1, MAX_HEAD_DIM),
+            ("head_dim_v", self.head_dim_v, 1, MAX_HEAD_DIM),
+        ];
+        for (argument, value, least, most) in extents {
+            if !(least..=most).contains(&value) {
+                return Err(ProblemError::Extent { argument, value, least, most });
+            }
+        }
+        if !self.heads_q.is_multiple_of(self.heads_kv) {
+            return Err(ProblemError::Heads { heads_q: self.heads_q, heads_kv: self.heads_kv });
+        }
+        Ok(())
+    }
+
+    fn check_values(&self) -> Result<(), ProblemError> {
+        for (argument, value) in [("softmax_scale", self.softmax_scale), ("softcap", self.softcap)] {
+            if let Some(value) = value.filter(|v| !(v.is_finite() && *v > 0.0)) {
+                return Err(ProblemError::NotPositive { argument, value });
+            }
+        }
+        let Some(slopes) = &self.alibi_slopes else { return Ok(()) };
+        if slopes.len() != self.heads_q && Some(slopes.len()) != self.batch.checked_mul(self.heads_q) {
+            return Err(ProblemError::AlibiLength { length: slopes.len(), batch: self.batch, heads_q: self.heads_q });
+        }
+        match slopes.iter().position(|s| !s.is_finite()) {
+            Some(index) => Err(ProblemError::AlibiValue { index, value: slopes[index] }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_varlen(&self) -> Result<(), ProblemError> {
+        let Some(varlen) = &self.varlen else { return Ok(()) };
+        let sides = [
+            ("cu_seqlens_q", &varlen.cu_seqlens_q, "max_seqlen_q", self.seqlen_q),
+            ("cu_seqlens_k", &varlen.cu_seqlens_k, "max_seqlen_k", self.seqlen_k),
+        ];
+        for (argument, cu, max_argument, max_seqlen) in sides {
+            if cu.len() != self.batch + 1 {
+                return Err(ProblemError::CuSeqlensLength { argument, length: cu.len(), batch: self.batch });
+            }
+            if cu[0] != 0 {
+                return Err(ProblemError::CuSeqlensStart { argument, value: cu[0] });
+            }
+            for (entry, pair) in cu.windows(2).enumerate() {
+                let (before, after) = (pair[0], pair[1]);
+                if after < before {
+                    return Err(ProblemError::CuSeqlensDecrease { argument, index: entry + 1, before, after });
+                }
+                let length = (after - before) as usize;
+                if length > max_seqlen {
+                    return Err(ProblemError::MaxSeqlen { argument: max_argument, value: max_seqlen, entry, length });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_sizes(&self) -> Result<(), ProblemError> {
+        let (q, k) = (self.query_tokens() as u128, self.key_tokens() as u128);
+        let size = self.dtype.bytes() as u128;
+        let tensors = [
+            ("q", q * self.heads_q as u128 * self.head_dim as u128 * size),
+            ("k", k * self.heads_kv as u128 * self.head_dim as u128 * size),
+            ("v", k * self.heads_kv as u128 * self.head_dim_v as u128 * size),
+            ("out", q * self.heads_q as u128 * self.head_dim_v as u128 * size),
+            ("lse", q * self.heads_q as u128 * 4),
+        ];
+        match tensors.into_iter().find(|(_, bytes)| *bytes > i64::MAX as u128) {
+            Some((argument, bytes)) => Err(ProblemError::TensorSize { argument, bytes }),
+            None => Ok(()),
+        }
+    }
+
+    fn query_tokens(&self) -> usize {
+        match &self.varlen {
+            Some(varlen) => varlen.cu_seqlens_q.last().map_or(0, |&end| end as usize),
+            None => self.batch * self.seqlen_q,
+        }
+    }
+
+    fn key_tokens(&self) -> usize {
+        match &self.varlen {
+            Some(varlen) => varlen.cu_seqlens_k.last().map_or(0, |&end| end as usize),
+            None => self.batch * self.seqlen_k,
+        }
+    }
+}
+
+/// A checked attention call. Its fields are those of [`ProblemSpec`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Problem(ProblemSpec);
+
+impl Deref for Problem {
+    type Target = ProblemSpec;
+
+    fn deref(&self) -> &ProblemSpec {
+        &self.0
+    }
+}
+
+/// The bytes a call must move whatever the kernel does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompulsoryBytes {
+    /// q, and every key and value that some query sees, once.
+    pub read: u128,
+    /// out and lse, once.
+    pub write: u128,
+}
+
+impl Problem {
+    /// Shorthand for [`ProblemSpec::new`], which the builder's methods follow.
+    pub fn builder(batch: usize, heads: usize, seqlen: usize, head_dim: usize) -> ProblemSpec {
+        ProblemSpec::new(batch, heads, seqlen, head_dim)
+    }
+
+    /// The specification, to change and build again.
+    pub fn into_spec(self) -> ProblemSpec {
+        self.0
+    }
+
+    /// Factor of the scores: `softmax_scale`, or `1/sqrt(head_dim)`.
+    pub fn scale(&self) -> f64 {
+        self.softmax_scale.map_or(1.0 / (self.head_dim as f64).sqrt(), f64::from)
+    }
+
+    /// Query heads per KV head.
+    pub fn group(&self) -> usize {
+        self.heads_q / self.heads_kv
+    }
+
+    /// The KV head that query head `head` reads.
+    pub fn kv_head(&self, head: usize) -> usize {
+        head / self.group()
+    }
+
+    /// Token ranges of batch entry `entry`'s queries and keys in the packed tensors; in unpacked ones, from 0.
+    ///
+    /// Empty when there is no such entry.
+    pub fn tokens(&self, entry: usize) -> (Range<usize>, Range<usize>) {
+        let packed = |cu: &[i32]| match cu.get(entry..).unwrap_or_default() {
+            [start, end, ..] => *start as usize..*end as usize,
+            _ => 0..0,
+        };
+        match &self.varlen {
+            Some(varlen) => (packed(&varlen.cu_seqlens_q), packed(&varlen.cu_seqlens_k)),
+            None if entry < self.batch => (0..self.seqlen_q, 0..self.seqlen_k),
+            None => (0..0, 0..0),
+        }
+    }
+
+    /// The lengths `(seqlen_q, seqlen_k)` of batch entry `entry`.
+    pub fn lengths(&self, entry: usize) -> (usize, usize) {
+        let (queries, keys) = self.tokens(entry);
+        (queries.len(), keys.len())
+    }
+
+    /// The keys that query `i` of batch entry `entry` sees, counted from the entry's first key; maybe none.
+    pub fn seen_keys(&self, entry: usize, i: usize) -> Range<usize> {
+        let (seqlen_q, seqlen_k) = self.lengths(entry);
+        self.mask.seen_keys(i.min(seqlen_q), seqlen_q, seqlen_k)
+    }
+
+    /// The ALiBi slope of a batch entry's query head; 0 without ALiBi.
+    pub fn slope(&self, entry: usize, head: usize) -> f32 {
+        let Some(slopes) = &self.alibi_slopes else { return 0.0 };
+        let row = if slopes.len() == self.heads_q { 0 } else { entry * self.heads_q };
+        slopes.get(row + head).copied().unwrap_or(0.0)
+    }
+
+    /// Queries of all entries together (`total_q`).
+    pub fn total_q(&self) -> usize {
+        self.query_tokens()
+    }
+
+    /// Keys of all entries together (`total_k`).
+    pub fn total_k(&self) -> usize {
+        self.key_tokens()
+    }
+
+    /// `[batch, seqlen_q, heads_q, head_dim]`, or `[total_q, heads_q, head_dim]` when packed.
+    pub fn q_shape(&self) -> Vec<usize> {
+        self.shape(self.seqlen_q, self.total_q(), self.heads_q, self.head_dim)
+    }
+
+    /// `[batch, seqlen_k, heads_kv, head_dim]`, or `[total_k, heads_kv, head_dim]` when packed.
+    pub fn k_shape(&self) -> Vec<usize> {
+        self.shape(self.seqlen_k, self.total_k(), self.heads_kv, self.head_dim)
+    }
+
+    /// `[batch, seqlen_k, heads_kv, head_dim_v]`, or `[total_k, heads_kv, head_dim_v]` when packed.
+    pub fn v_shape(&self) -> Vec<usize> {
+        self.shape(self.seqlen_k, self.total_k(), self.heads_kv, self.head_dim_v)
+    }
+
+    /// `[batch, seqlen_q, heads_q, head_dim_v]`, or `[total_q, heads_q, head_dim_v]` when packed.
+    pub fn out_shape(&self) -> Vec<usize> {
+        self.shape(self.seqlen_q, self.total_q(), self.heads_q, self.head_dim_v)
+    }
+
+    /// `[batch, heads_q, seqlen_q]`, or `[heads_q, total_q]` when packed.
+    pub fn lse_shape(&self) -> Vec<usize> {
+        match self.varlen {
+            Some(_) => vec![self.heads_q, self.total_q()],
+            None => vec![self.batch, self.heads_q, self.seqlen_q],
+        }
+    }
+
+    fn shape(&self, seqlen: usize, total: usize, heads: usize, dim: usize) -> Vec<usize> {
+        match self.varlen {
+            Some(_) => vec![total, heads, dim],
+            None => vec![self.batch, seqlen, heads, dim],
+        }
+    }
+
+    /// Floating-point operations as the field counts them: `2 * pairs * heads_q * (head_dim + head_dim_v)`,
+    /// that is `4 b h s^2 d`, halved for causal self-attention.
+    ///
+    /// Pairs are those a mask leaves; causal with `seqlen_q == seqlen_k` counts `s^2 / 2` (without the half diagonal),
+    /// so that figures compare with published ones.
+    pub fn flops(&self) -> u128 {
+        let twice_pairs = |(seqlen_q, seqlen_k): (usize, usize)| {
+            if self.mask == Mask::CAUSAL && seqlen_q == seqlen_k {
+                seqlen_q as u128 * seqlen_k as u128
+            } else {
+                2 * self.mask.visible_pairs(seqlen_q, seqlen_k)
+            }
+        };
+        self.sum_over_entries(twice_pairs) * self.heads_q as u128 * (self.head_dim + self.head_dim_v) as u128
+    }
+
+    /// The bytes a call must read and write at least. With 10 x 64 heads of 1024 x 64 in f32: 503 MB read.
+    pub fn compulsory_bytes(&self) -> CompulsoryBytes {
+        // The intervals of neighbouring rows overlap or touch, so what all rows see is one interval.
+        let seen = |(seqlen_q, seqlen_k): (usize, usize)| {
+            let first = self.mask.seen_keys(0, seqlen_q, seqlen_k);
+            let last = self.mask.seen_keys(seqlen_q.saturating_sub(1), seqlen_q, seqlen_k);
+            if seqlen_q == 0 { 0 } else { (last.end - first.start) as u128 }
+        };
+        let size = self.dtype.bytes() as u128;
+        let queries = self.total_q() as u128 * self.heads_q as u128;
+        let keys = self.sum_over_entries(seen) * self.heads_kv as u128;
+        CompulsoryBytes {
+            read: size * (queries * self.head_dim as u128 + keys * (self.head_dim + self.head_dim_v) as u128),
+            write: queries * (size * self.head_dim_v as u128 + 4),
+        }
+    }
+
+    fn sum_over_entries(&self, of: impl Fn((usize, usize)) -> u128) -> u128 {
+        match self.varlen {
+            Some(_) => (0..self.batch).map(|entry| of(self.lengths(entry))).sum(),
+            None => self.batch as u128 * of((self.seqlen_q, self.seqlen_k)),
+        }
+    }
+
+    /// The parts of the contract this call needs. Strides belong to the tensors: see [`Inputs::features`](crate::Inputs::features).
+    pub fn features(&self) -> Vec<Feature> {
+        let needs = [
+            (Feature::Causal, self.mask == Mask::CAUSAL),
+            (Feature::Window, self.mask != Mask::CAUSAL && self.mask != Mask::FULL),
+            (Feature::Gqa, self.heads_q != self.heads_kv),
+            (Feature::HeadDimV, self.head_dim != self.head_dim_v),
+            (Feature::CrossLength, self.seqlen_q != self.seqlen_k),
+            (Feature::Softcap, self.softcap.is_some()),
+            (Feature::Alibi, self.alibi_slopes.is_some()),
+            (Feature::Varlen, self.varlen.is_some()),
+        ];
+        needs.into_iter().filter(|(_, needed)| *needed).map(|(feature, _)| feature).collect()
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for ProblemSpec {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let pair = |a: usize, b: usize| if a == b { a.to_string() } else { format!("{a}/{b}") };
+        write!(f, "{}", self.batch)?;
+        for (a, b) in [(self.heads_q, self.heads_kv), (self.seqlen_q, self.seqlen_k), (self.head_dim, self.head_dim_v)]
+        {
+            write!(f, "x{}", pair(a, b))?;
+        }
+        if self.dtype != Dtype::F32 {
+            write!(f, " {}", self.dtype)?;
+        }
+        match self.mask {
+            Mask::FULL => {}
+            Mask::CAUSAL => f.write_str(" causal")?,
+            Mask { left, right } => {
+                let side = |bound: Option<usize>| bound.map_or("-1".to_string(), |b| b.to_string());
+                write!(f, " window={},{}", side(left), side(right))?;
+            }
+        }
+        if let Some(scale) = self.softmax_scale {
+            write!(f, " scale={scale}")?;
+        }
+        if let Some(softcap) = self.softcap {
+            write!(f, " softcap={softcap}")?;
+        }
+        if let Some(slopes) = &self.alibi_slopes {
+            write!(f, " alibi={}", join(slopes))?;
+        }
+        if let Some(varlen) = &self.varlen {
+            write!(f, " cu_seqlens_q={}", join(&varlen.cu_seqlens_q))?;
+            write!(f, " cu_seqlens_k={}", join(&varlen.cu_seqlens_k))?;
+        }
+        Ok(())
+    }
+}
+
+fn join<T: fmt::Display>(values: &[T]) -> String {
+    values.iter().map(T::to_string).collect::<Vec<_>>().join(",")
+}
+
+impl FromStr for Problem {
+    type Err = ParseProblemError;
+
+    fn from_str(text: &str) -> Result<Problem, ParseProblemError> {
+        Ok(text.parse::<ProblemSpec>()?.build()?)
+    }
+}
+
+impl FromStr for ProblemSpec {
+    type Err = ParseProblemError;
+
+    fn from_str(text: &str) -> Result<ProblemSpec, ParseProblemError> {
+        let mut words = text.split_whitespace();
+        let shape = words.next().unwrap_or_default();
+        let parts: Vec<&str> = shape.split('x').collect();
+        let [batch, heads, seqlens, dims] = parts[..] else {
+            return Err(ParseProblemError::Shape { text: shape.to_string() });
+        };
+        let ((heads_q, heads_kv), (seqlen_q, seqlen_k), (head_dim, head_dim_v)) =
+            (pair("heads", heads)?, pair("seqlen", seqlens)?, pair("head_dim", dims)?);
+        let mut spec =
+            ProblemSpec { seqlen_q, ..ProblemSpec::new(value("batch", batch)?, heads_q, seqlen_k, head_dim) }
+                .heads_kv(heads_kv)
+                .head_dim_v(head_dim_v);
+        let (mut cu_seqlens_q, mut cu_seqlens_k) = (None, None);
+        for word in words {
+            match word.split_once('=') {
+                None if word == "causal" => spec = spec.causal(),
+                None => match word.parse() {
+                    Ok(dtype) => spec = spec.dtype(dtype),
+                    Err(_) => return Err(ParseProblemError::Option { text: word.to_string() }),
+                },
+                Some(("window", sides)) => match values::<i64>("window", sides)?[..] {
+                    [left, right] => spec = spec.mask(Mask::window(left, right)),
+                    _ => return Err(ParseProblemError::Value { argument: "window", text: sides.to_string() }),
+                },
+                Some(("scale", scale)) => spec = spec.softmax_scale(value("scale", scale)?),
+                Some(("softcap", softcap)) => spec = spec.softcap(value("softcap", softcap)?),
+                Some(("alibi", slopes)) => spec = spec.alibi_slopes(values("alibi", slopes)?),
+                Some(("cu_seqlens_q", cu)) => cu_seqlens_q = Some(values("cu_seqlens_q", cu)?),
+                Some(("cu_seqlens_k", cu)) => cu_seqlens_k = Some(values("cu_seqlens_k", cu)?),
+                Some(_) => return Err(ParseProblemError::Option { text: word.to_string() }),
+            }
+        }
+        spec.varlen = match (cu_seqlens_q, cu_seqlens_k) {
+            (None, None) => None,
+            (Some(cu_seqlens_q), Some(cu_seqlens_k)) => Some(Varlen { cu_seqlens_q, cu_seqlens_k }),
+            (Some(_), None) => return Err(ParseProblemError::Alone { given: "cu_seqlens_q", missing: "cu_seqlens_k" }),
+            (None, Some(_)) => return Err(ParseProblemError::Alone { given: "cu_seqlens_k", missing: "cu_seqlens_q" }),
+        };
+        Ok(spec)
+    }
+}
+
+fn value<T: FromStr>(argument: &'static str, text: &str) -> Result<T, ParseProblemError> {
+    text.parse().map_err(|_| ParseProblemError::Value { argument, text: text.to_string() })
+}
+
+fn values<T: FromStr>(argument: &'static str, text: &str) -> Result<Vec<T>, ParseProblemError> {
+    text.split(',').map(|part| value(argument, part)).collect()
+}
+
+fn pair(argument: &'static str, text: &str) -> Result<(usize, usize), ParseProblemError> {
+    let (first, second) = text.split_once('/').unwrap_or((text, text));
+    Ok((value(argument, first)?, value(argument, second)?))
+}
+
+/// A value of a [`ProblemSpec`] that the contract does not allow.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ProblemError {
+    /// A count or length out of its range.
+    #[error("{argument} is {value}: it must be {least} to {most}")]
+    Extent {
+        /// Which.
+        argument: &'static str,
+        /// What it was.
+        value: usize,
+        /// The least allowed.
+        least: usize,
+        /// The most allowed.
+        most: usize,
+    },
+    /// Query heads that do not divide among the KV heads.
+    #[error("heads_q is {heads_q} and heads_kv {heads_kv}: heads_q must be a multiple of heads_kv")]
+    Heads {
+        /// Query heads.
+        heads_q: usize,
+        /// KV heads.
+        heads_kv: usize,
+    },
+    /// A scale or cap that is NaN, infinite, zero or negative.
+    #[error("{argument} is {value}: it must be finite and greater than 0")]
+    NotPositive {
+        /// Which.
+        argument: &'static str,
+        /// What it was.
+        value: f32,
+    },
+    /// Slopes for neither the heads nor the batch's heads.
+    #[error(
+        "alibi_slopes has {length} values: it must have heads_q = {heads_q} or batch * heads_q = {batch} * {heads_q}"
+    )]
+    AlibiLength {
+        /// How many there were.
+        length: usize,
+        /// Batch entries.
+        batch: usize,
+        /// Query heads.
+        heads_q: usize,
+    },
+    /// A slope that is NaN or infinite.
+    #[error("alibi_slopes[{index}] is {value}: slopes must be finite")]
+    AlibiValue {
+        /// Which.
+        index: usize,
+        /// What it was.
+        value: f32,
+    },
+    /// Offsets that are not `batch + 1`.
+    #[error("{argument} has {length} values: it must have batch + 1 = {batch} + 1")]
+    CuSeqlensLength {
+        /// Which.
+        argument: &'static str,
+        /// How many there were.
+        length: usize,
+        /// Batch entries.
+        batch: usize,
+    },
+    /// Offsets that do not start at 0.
+    #[error("{argument}[0] is {value}: it must be 0")]
+    CuSeqlensStart {
+        /// Which.
+        argument: &'static str,
+        /// What it was.
+        value: i32,
+    },
+    /// Offsets that decrease.
+    #[error("{argument}[{index}] is {after}, less than {before} before it: offsets must not decrease")]
+    CuSeqlensDecrease {
+        /// Which.
+        argument: &'static str,
+        /// Index of the smaller one.
+        index: usize,
+        /// The one before it.
+        before: i32,
+        /// The smaller one.
+        after: i32,
+    },
+    /// A longest length smaller than a sequence.
+    #[error("{argument} is {value}: it must be at least {length}, the length of sequence {entry}")]
+    MaxSeqlen {
+        /// Which.
+        argument: &'static str,
+        /// What it was.
+        value: usize,
+        /// The batch entry that is longer.
+        entry: usize,
+        /// Its length.
+        length: usize,
+    },
+    /// A tensor whose bytes do not fit 63 bits.
+    #[error("{argument} would be {bytes} bytes: a tensor must be at most {} bytes", i64::MAX)]
+    TensorSize {
+        /// Which.
+        argument: &'static str,
+        /// Its size.
+        bytes: u128,
+    },
+}
+
+/// A text that is not a problem.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ParseProblemError {
+    /// The first word is not four extents.
+    #[error(
+        "the problem's shape is `{text}`: it must be BATCHxHEADSxSEQLENxHEAD_DIM, such as 10x64x1024x64 or \
+         2x8/2x100/228x64/32 (heads_q/heads_kv, seqlen_q/seqlen_k, head_dim/head_dim_v)"
+    )]
+    Shape {
+        /// What it was.
+        text: String,
+    },
+    /// A value that is not a number of its kind.
+    #[error("{argument} is `{text}`: it must be {}", expected(argument))]
+    Value {
+        /// Which.
+        argument: &'static str,
+        /// What it was.
+        text: String,
+    },
+    /// A word that is no option.
+    #[error(
+        "`{text}` is no option of a problem: allowed are f32, f16, bf16, causal, window=LEFT,RIGHT, scale=X, \
+         softcap=X, alibi=X,..., cu_seqlens_q=N,... and cu_seqlens_k=N,..."
+    )]
+    Option {
+        /// What it was.
+        text: String,
+    },
+    /// One of two options that belong together.
+    #[error("{given} is given without {missing}: a packed batch needs both")]
+    Alone {
+        /// The one that is there.
+        given: &'static str,
+        /// The one that is not.
+        missing: &'static str,
+    },
+    /// Well-formed, but not allowed.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+}
+
+fn expected(argument: &str) -> &'static str {
+    match argument {
+        "window" => "two integers LEFT,RIGHT (negative: unbounded)",
+        "scale" | "softcap" => "a number",
+        "alibi" => "numbers separated by commas",
+        "cu_seqlens_q" | "cu_seqlens_k" => "32-bit integers separated by commas",
+        "batch" => "a non-negative integer",
+        _ => "a non-negative integer, or two with a / between them",
+    }
+}
