@@ -9,8 +9,10 @@
 //! let out: Vec<u8> = memory.read(y, 4 * 1024)?;
 //! ```
 
+mod model;
 mod options;
 mod report;
 
+pub use model::{DramBytes, Model, Pipe, PipeTime, model};
 pub use options::{Options, Policy, Sample};
 pub use report::{Access, Counters, InstructionCounters, Level, LineCounters, Report, Traffic};

@@ -1,1 +1,10 @@
 //! Measures, compares and explains kernels.
+
+pub mod evidence;
+pub mod figures;
+pub mod findings;
+pub mod record;
+
+pub use evidence::{Evidence, LaunchEvidence, Place, RegisterSource};
+pub use findings::{Finding, Severity, findings};
+pub use record::{Accuracy, Document, Record, Sampling};
