@@ -1,10 +1,14 @@
 //! Measures, compares and explains kernels.
 
+pub mod compare;
 pub mod evidence;
 pub mod figures;
 pub mod findings;
 pub mod record;
+pub mod source;
 
+pub use compare::{Incomparable, transition};
 pub use evidence::{Evidence, LaunchEvidence, Place, RegisterSource};
 pub use findings::{Finding, Severity, findings};
 pub use record::{Accuracy, Document, Record, Sampling};
+pub use source::Sources;
