@@ -1,5 +1,5 @@
 //! What attention is: computed in f64 from the stored inputs, over the whole contract; and the plain algorithm in the
-//! input type, whose error is the yardstick for a kernel's.
+//! input type, whose error is the yardstick for a kernel's (see [`tolerance`](crate::tolerance)).
 
 use std::ops::{Add, Mul, Range};
 
@@ -165,10 +165,8 @@ fn compute<T: Element>(
     row: impl Fn(&Problem, &Head<T>, usize, Range<usize>, &mut Vec<T>, &mut [f64]) -> f64 + Sync,
 ) -> Result<Vec<HeadOutput>, InputError> {
     inputs.check(problem)?;
-    let (batch, heads_q, dim) = (problem.batch, problem.heads_q, problem.head_dim_v);
-    if let Some(&(entry, head)) = heads.iter().find(|(entry, head)| *entry >= batch || *head >= heads_q) {
-        return Err(InputError::Head { entry, head, batch, heads_q });
-    }
+    let dim = problem.head_dim_v;
+    heads.iter().try_for_each(|(entry, head)| problem.check_head(*entry, *head))?;
     let one = |&(entry, head): &(usize, usize)| {
         let inputs = Head::gather(problem, inputs, entry, head);
         let mut out = vec![0.0; inputs.seqlen_q * dim];

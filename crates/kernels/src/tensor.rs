@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::reference::{HeadOutput, all_heads};
 use crate::{Feature, Problem};
 
 /// The type of a tensor's elements, stored little-endian.
@@ -356,6 +357,17 @@ impl Tensor {
         Ok(view)
     }
 
+    /// The view of one index of `dimension`, without that dimension.
+    ///
+    /// # Errors
+    /// When there is no such index.
+    pub fn select(&self, dimension: usize, index: usize) -> Result<Tensor, TensorError> {
+        let mut view = self.narrow(dimension, index, 1)?;
+        view.shape.remove(dimension);
+        view.strides.remove(dimension);
+        Ok(view)
+    }
+
     /// The view of every `step`-th index in `dimension`, from the first on.
     ///
     /// # Errors
@@ -518,6 +530,14 @@ pub struct Inputs {
     pub v: Tensor,
 }
 
+impl Problem {
+    pub(crate) fn check_head(&self, entry: usize, head: usize) -> Result<(), InputError> {
+        let (batch, heads_q) = (self.batch, self.heads_q);
+        let there = entry < batch && head < heads_q;
+        if there { Ok(()) } else { Err(InputError::Head { entry, head, batch, heads_q }) }
+    }
+}
+
 impl Inputs {
     /// Standard normal inputs for `problem`, contiguous.
     ///
@@ -583,6 +603,80 @@ impl Outputs {
             lse: Tensor::full(Dtype::F32, &problem.lse_shape(), f64::NAN)?,
         })
     }
+
+    /// Whether these are the outputs of `problem`.
+    ///
+    /// # Errors
+    /// The first tensor of a wrong type or shape.
+    pub fn check(&self, problem: &Problem) -> Result<(), InputError> {
+        let outputs = [
+            ("out", &self.out, problem.dtype, problem.out_shape()),
+            ("lse", &self.lse, Dtype::F32, problem.lse_shape()),
+        ];
+        for (argument, tensor, dtype, expected) in outputs {
+            if tensor.dtype != dtype {
+                return Err(InputError::Dtype { argument, dtype: tensor.dtype, expected: dtype });
+            }
+            if tensor.shape != expected {
+                return Err(InputError::Shape { argument, shape: tensor.shape.clone(), expected });
+            }
+        }
+        Ok(())
+    }
+
+    /// One head of the outputs.
+    ///
+    /// # Errors
+    /// When the outputs are not of the problem's type and shape, or it has no such head.
+    pub fn head(&self, problem: &Problem, entry: usize, head: usize) -> Result<HeadOutput, InputError> {
+        self.check(problem)?;
+        problem.check_head(entry, head)?;
+        let queries = problem.tokens(entry).0;
+        let (out, lse) = match problem.varlen {
+            Some(_) => (self.out.transpose(0, 1)?.select(0, head)?, self.lse.select(0, head)?),
+            None => (self.out.select(0, entry)?.select(1, head)?, self.lse.select(0, entry)?.select(0, head)?),
+        };
+        let rows = |tensor: Tensor| Ok::<_, TensorError>(tensor.narrow(0, queries.start, queries.len())?.to_f64());
+        Ok(HeadOutput { entry, head, out: rows(out)?, lse: rows(lse)? })
+    }
+
+    /// Every head of the outputs: batch entries in order, heads within.
+    ///
+    /// # Errors
+    /// When the outputs are not of the problem's type and shape.
+    pub fn heads(&self, problem: &Problem) -> Result<Vec<HeadOutput>, InputError> {
+        all_heads(problem).into_iter().map(|(entry, head)| self.head(problem, entry, head)).collect()
+    }
+
+    /// The outputs that `heads` make together, rounded to their types; NaN where a head is missing.
+    ///
+    /// # Errors
+    /// When a head is not one of the problem's.
+    pub fn from_heads(problem: &Problem, heads: &[HeadOutput]) -> Result<Outputs, InputError> {
+        let (heads_q, dim) = (problem.heads_q, problem.head_dim_v);
+        let mut out = vec![f64::NAN; problem.total_q() * heads_q * dim];
+        let mut lse = vec![f64::NAN; problem.total_q() * heads_q];
+        for HeadOutput { entry, head, out: rows, lse: row_lse } in heads {
+            problem.check_head(*entry, *head)?;
+            let queries = problem.tokens(*entry).0;
+            let expected = vec![queries.len(), dim];
+            if rows.len() != queries.len() * dim || row_lse.len() != queries.len() {
+                return Err(InputError::Shape { argument: "out", shape: vec![row_lse.len(), rows.len()], expected });
+            }
+            let (token, first) = match problem.varlen {
+                Some(_) => (queries.start, head * problem.total_q() + queries.start),
+                None => (entry * queries.len(), (entry * heads_q + head) * queries.len()),
+            };
+            for (i, row) in rows.chunks_exact(dim).enumerate() {
+                out[((token + i) * heads_q + head) * dim..][..dim].copy_from_slice(row);
+            }
+            lse[first..][..row_lse.len()].copy_from_slice(row_lse);
+        }
+        Ok(Outputs {
+            out: Tensor::from_values(problem.dtype, &problem.out_shape(), &out)?,
+            lse: Tensor::from_values(Dtype::F32, &problem.lse_shape(), &lse)?,
+        })
+    }
 }
 
 /// A tensor that does not fit its problem.
@@ -638,4 +732,7 @@ pub enum InputError {
         /// Query heads there are.
         heads_q: usize,
     },
+    /// A view that cannot be made.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
 }

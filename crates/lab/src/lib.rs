@@ -6,6 +6,7 @@ pub mod figures;
 pub mod findings;
 pub mod record;
 pub mod source;
+pub mod tensor_file;
 
 pub use compare::{Incomparable, transition};
 pub use evidence::{Evidence, LaunchEvidence, Place, RegisterSource};
