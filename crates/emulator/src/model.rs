@@ -362,3 +362,128 @@ fn conversion(instruction: &Instruction) -> Mix {
         _ => Mix::NOTHING,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use arch::{BlockResources, Sm, Target};
+    use ptx::{Address, Bank, Base, Operand, Register, Statement, Version};
+
+    use super::*;
+    use crate::{InstructionCounters, Traffic};
+
+    const F: Operand = Operand::Register(Register { bank: 0, index: 0 });
+
+    fn kernel(instructions: Vec<Instruction>) -> Kernel {
+        Kernel {
+            name: "k".into(),
+            target: Target::from(Sm::Sm75),
+            version: Version { major: 7, minor: 8 },
+            params: Vec::new(),
+            required_block: None,
+            max_block: None,
+            min_ctas_per_sm: None,
+            max_registers: None,
+            required_cluster: None,
+            banks: vec![Bank { prefix: "%f".into(), ty: Type::F32, count: Some(1) }],
+            variables: Vec::new(),
+            labels: Vec::new(),
+            files: Vec::new(),
+            locations: Vec::new(),
+            body: instructions.into_iter().map(Statement::Instruction).collect(),
+        }
+    }
+
+    fn fma() -> Instruction {
+        Instruction::new(Opcode::Fma, vec![Modifier::Rn, Type::F32.into()], vec![F; 4]).unwrap()
+    }
+
+    fn shared_load() -> Instruction {
+        let address = Operand::Memory(Address { base: Base::Absolute, offset: 0 });
+        Instruction::new(Opcode::Ld, vec![Modifier::Shared, Type::F32.into()], vec![F, address]).unwrap()
+    }
+
+    fn report(counted: Vec<InstructionCounters>, ctas_run: u64, ctas_total: u64) -> Report {
+        let traffic = Traffic::default();
+        Report { ptx: counted.clone(), merged: counted, traffic, ctas_run, ctas_total, live_registers: 32 }
+    }
+
+    fn executed(executions: u64) -> InstructionCounters {
+        InstructionCounters { executions, active_lanes: 32 * executions, ..Default::default() }
+    }
+
+    fn rtx2070() -> (&'static Gpu, Occupancy) {
+        let gpu = Gpu::find("RTX 2070").unwrap();
+        let block = BlockResources { threads: 128, registers: 72, dynamic_shared: 12288, ..Default::default() };
+        (gpu, arch::occupancy(gpu.sm, &block).unwrap())
+    }
+
+    fn close(value: f64, expected: f64) -> bool {
+        (value / expected - 1.0).abs() < 1e-9
+    }
+
+    /// The wavefronts of the article's v2 at d 32, loads and stores (`truth/rtx2070`, 20 times 95,453,184): at half a
+    /// wavefront a clock on 36 multiprocessors of 1.62 GHz.
+    #[test]
+    fn wavefronts_take_the_shared_pipe_two_clocks_on_turing() {
+        let (gpu, occupancy) = rtx2070();
+        let wavefronts = 20 * 95_453_184;
+        let counted = InstructionCounters { requests: 1, wavefronts, ..executed(1) };
+        let model = model(&kernel(vec![shared_load()]), &report(vec![counted], 20480, 20480), gpu, &occupancy);
+        assert_eq!(model.limiter, Pipe::Shared);
+        // 568.9 CTAs for each multiprocessor, 569 for the busiest.
+        assert!(close(model.tail, 569.0 * 36.0 / 20480.0));
+        assert!(close(model.seconds, wavefronts as f64 * 2.0 / (36.0 * 1.62e9) * model.tail));
+    }
+
+    #[test]
+    fn a_sampled_run_is_scaled() {
+        let (gpu, occupancy) = rtx2070();
+        let of = |run, total, executions| {
+            model(&kernel(vec![fma()]), &report(vec![executed(executions)], run, total), gpu, &occupancy)
+        };
+        let (whole, part) = (of(3600, 3600, 3_600_000), of(36, 3600, 36_000));
+        assert_eq!(whole, part);
+        // 32 of 64 lanes a clock; 100 CTAs on each multiprocessor leave no tail.
+        assert_eq!(whole.limiter, Pipe::Fma);
+        assert!(close(whole.seconds, 3_600_000.0 * 0.5 / (36.0 * 1.62e9)));
+    }
+
+    #[test]
+    fn followers_of_a_merged_load_take_no_issue_slot() {
+        let (gpu, occupancy) = rtx2070();
+        let load = InstructionCounters { requests: 10, wavefronts: 10, wavefronts_ideal: 10, ..executed(10) };
+        let mut report = report(vec![load; 4], 36, 36);
+        for follower in &mut report.merged[1..] {
+            (follower.requests, follower.wavefronts, follower.wavefronts_ideal) = (0, 0, 0);
+        }
+        let model = model(&kernel(vec![shared_load(); 4]), &report, gpu, &occupancy);
+        let issued = model.pipes.iter().find(|time| time.pipe == Pipe::Issue).unwrap();
+        assert_eq!(issued.work, 10.0);
+    }
+
+    /// `unique <= DRAM <= requested`, and which of the two follows from what fits into L2.
+    #[test]
+    fn repeated_bytes_hit_when_the_resident_ctas_fit_into_l2() {
+        let (gpu, occupancy) = rtx2070();
+        let mut report = report(Vec::new(), 1800, 1800);
+        // Ten waves of 180 CTAs.
+        report.traffic = Traffic {
+            unique_read: 36 << 20,
+            unique_written: 0,
+            requested_read: 360 << 20,
+            requested_written: 0,
+            per_cta_unique_read: 72 << 20,
+            per_cta_unique_written: 0,
+        };
+        let dram = |report: &Report| model(&kernel(Vec::new()), report, gpu, &occupancy).dram.read;
+        assert_eq!(dram(&report), report.traffic.unique_read);
+        report.traffic.unique_read = 42 << 20;
+        assert_eq!(dram(&report), report.traffic.requested_read);
+    }
+
+    #[test]
+    fn nothing_takes_no_time() {
+        let (gpu, occupancy) = rtx2070();
+        assert_eq!(model(&kernel(Vec::new()), &report(Vec::new(), 0, 0), gpu, &occupancy).seconds, 0.0);
+    }
+}
