@@ -9,10 +9,29 @@
 //! let out: Vec<u8> = memory.read(y, 4 * 1024)?;
 //! ```
 
+mod access;
+mod allocate;
+pub mod banks;
+mod cta;
+mod fault;
+mod interpret;
+mod lanes;
+mod memory;
+pub mod merge;
 mod model;
 mod options;
+mod pattern;
+mod program;
+mod race;
 mod report;
+mod run;
+mod scalar;
+mod traffic;
+mod warp;
 
+pub use fault::{Fault, FaultKind, RunError};
+pub use memory::{Memory, MemoryError};
 pub use model::{DramBytes, Model, Pipe, PipeTime, model};
 pub use options::{Options, Policy, Sample};
 pub use report::{Access, Counters, InstructionCounters, Level, LineCounters, Report, Traffic};
+pub use run::run;

@@ -93,7 +93,8 @@ impl Memory {
         let words = zeroed(bytes.div_ceil(4), bytes)?;
         let written = if initialised { None } else { Some(zeroed(bytes.div_ceil(64), bytes)?) };
         let base = self.end.max(FIRST);
-        let end = base.checked_add(bytes).and_then(|end| end.checked_add(GUARD)).ok_or(MemoryError::OutOfMemory { bytes })?;
+        let end =
+            base.checked_add(bytes).and_then(|end| end.checked_add(GUARD)).ok_or(MemoryError::OutOfMemory { bytes })?;
         self.end = end.next_multiple_of(ALIGNMENT);
         self.buffers.push(Buffer { base, bytes, words, written });
         Ok(base)
@@ -104,7 +105,11 @@ impl Memory {
     /// # Errors
     /// When `address` is not the start of an allocation.
     pub fn free(&mut self, address: u64) -> Result<(), MemoryError> {
-        let index = self.buffers.iter().position(|b| b.base == address).ok_or(MemoryError::OutOfBounds { address, bytes: 0 })?;
+        let index = self
+            .buffers
+            .iter()
+            .position(|b| b.base == address)
+            .ok_or(MemoryError::OutOfBounds { address, bytes: 0 })?;
         self.buffers.remove(index);
         Ok(())
     }
@@ -147,7 +152,9 @@ impl Memory {
     pub fn read(&self, address: u64, bytes: u64) -> Result<Vec<u8>, MemoryError> {
         let (_, buffer) = self.find(address, bytes).ok_or(MemoryError::OutOfBounds { address, bytes })?;
         let start = address - buffer.base;
-        Ok((start..start + bytes).map(|at| (buffer.words[(at / 4) as usize].load(Relaxed) >> (at % 4 * 8)) as u8).collect())
+        Ok((start..start + bytes)
+            .map(|at| (buffer.words[(at / 4) as usize].load(Relaxed) >> (at % 4 * 8)) as u8)
+            .collect())
     }
 
     pub(crate) fn buffers(&self) -> &[Buffer] {
@@ -260,7 +267,9 @@ mod tests {
         assert_eq!(memory.read(a, 10).unwrap(), [0, 1, 2, 3, 4, 5, 6, 7, 8, 0]);
         assert_eq!(memory.read(b, 7).unwrap(), [9; 7]);
         let (_, buffer) = memory.find(a, 10).unwrap();
-        assert!(!buffer.is_written(0, 1) && buffer.is_written(1, 1) && buffer.is_written(4, 4) && !buffer.is_written(8, 2));
+        assert!(
+            !buffer.is_written(0, 1) && buffer.is_written(1, 1) && buffer.is_written(4, 4) && !buffer.is_written(8, 2)
+        );
         assert_eq!(memory.read(a, 11), Err(MemoryError::OutOfBounds { address: a, bytes: 11 }));
         assert_eq!(memory.read(u64::MAX, 1), Err(MemoryError::OutOfBounds { address: u64::MAX, bytes: 1 }));
         memory.free(a).unwrap();

@@ -202,7 +202,7 @@ fn dram_bytes(report: &Report, gpu: &Gpu, occupancy: &Occupancy) -> DramBytes {
     let run = report.ctas_run.max(1);
     let resident = (u64::from(gpu.sm_count) * u64::from(occupancy.blocks_per_sm)).min(report.ctas_total);
     let distinct = u128::from(traffic.unique_read) + u128::from(traffic.unique_written);
-    let of_one = u128::from(traffic.per_cta_unique_read) + u128::from(traffic.per_cta_unique_written);
+    let of_one = u128::from(traffic.per_cta_read) + u128::from(traffic.per_cta_written);
     let footprint = (u128::from(resident) * distinct).max(of_one) / u128::from(run);
     let hits = footprint <= u128::from(gpu.l2_bytes);
     let scaled = |bytes: u64| (u128::from(bytes) * u128::from(report.ctas_total) / u128::from(run)) as u64;
@@ -472,8 +472,8 @@ mod tests {
             unique_written: 0,
             requested_read: 360 << 20,
             requested_written: 0,
-            per_cta_unique_read: 72 << 20,
-            per_cta_unique_written: 0,
+            per_cta_read: 72 << 20,
+            per_cta_written: 0,
         };
         let dram = |report: &Report| model(&kernel(Vec::new()), report, gpu, &occupancy).dram.read;
         assert_eq!(dram(&report), report.traffic.unique_read);

@@ -55,6 +55,21 @@ impl AddAssign for InstructionCounters {
     }
 }
 
+impl InstructionCounters {
+    /// What `times` executions count that each count this.
+    pub(crate) fn times(self, times: u64) -> Self {
+        Self {
+            executions: self.executions * times,
+            active_lanes: self.active_lanes * times,
+            requests: self.requests * times,
+            sectors: self.sectors * times,
+            sectors_ideal: self.sectors_ideal * times,
+            wavefronts: self.wavefronts * times,
+            wavefronts_ideal: self.wavefronts_ideal * times,
+        }
+    }
+}
+
 /// Bytes between the SMs and memory. Of every launch: `unique <= dram <= requested`, each way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
@@ -62,14 +77,14 @@ pub struct Traffic {
     pub unique_read: u64,
     /// Distinct sectors written, in bytes.
     pub unique_written: u64,
+    /// Distinct sectors each CTA reads, in bytes, summed over CTAs.
+    pub per_cta_read: u64,
+    /// Distinct sectors each CTA writes, in bytes, summed over CTAs.
+    pub per_cta_written: u64,
     /// Sectors of all load requests, in bytes.
     pub requested_read: u64,
     /// Sectors of all store requests, in bytes.
     pub requested_written: u64,
-    /// Distinct sectors each CTA reads, in bytes, summed over CTAs: `unique_read` and what CTAs share, once per sharer.
-    pub per_cta_unique_read: u64,
-    /// The same of what each writes.
-    pub per_cta_unique_written: u64,
 }
 
 /// The counters of one execution of a launch, or of the part of it that was run.

@@ -33,8 +33,8 @@ impl Mask {
     pub const CAUSAL: Mask = Mask { left: None, right: Some(0) };
 
     /// The window `(left, right)` as the Python and CLI front ends spell it: a negative side is unbounded.
-    pub fn window(left: i64, right: i64) -> Mask {
-        Mask { left: usize::try_from(left).ok(), right: usize::try_from(right).ok() }
+    pub fn window(left: impl Into<i128>, right: impl Into<i128>) -> Mask {
+        Mask { left: usize::try_from(left.into()).ok(), right: usize::try_from(right.into()).ok() }
     }
 
     /// The keys that query `i` of a sequence of `seqlen_q` queries and `seqlen_k` keys sees; maybe none.
@@ -607,7 +607,7 @@ impl FromStr for ProblemSpec {
                     Ok(dtype) => spec = spec.dtype(dtype),
                     Err(_) => return Err(ParseProblemError::Option { text: word.to_string() }),
                 },
-                Some(("window", sides)) => match values::<i64>("window", sides)?[..] {
+                Some(("window", sides)) => match values::<i128>("window", sides)?[..] {
                     [left, right] => spec = spec.mask(Mask::window(left, right)),
                     _ => return Err(ParseProblemError::Value { argument: "window", text: sides.to_string() }),
                 },
@@ -795,5 +795,208 @@ fn expected(argument: &str) -> &'static str {
         "cu_seqlens_q" | "cu_seqlens_k" => "32-bit integers separated by commas",
         "batch" => "a non-negative integer",
         _ => "a non-negative integer, or two with a / between them",
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn spec() -> ProblemSpec {
+        ProblemSpec::new(2, 8, 100, 64)
+    }
+
+    fn packed(cu_seqlens_q: &[i32], cu_seqlens_k: &[i32]) -> ProblemSpec {
+        ProblemSpec::packed(2, 32, cu_seqlens_q.to_vec(), cu_seqlens_k.to_vec())
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        let bad = [
+            ProblemSpec { batch: MAX_EXTENT + 1, ..spec() },
+            ProblemSpec { seqlen_q: usize::MAX, ..spec() },
+            spec().seqlen_k(usize::MAX),
+            ProblemSpec { heads_q: 0, ..spec() },
+            spec().heads_kv(0),
+            spec().heads_kv(3),
+            ProblemSpec { head_dim: 0, ..spec() },
+            ProblemSpec { head_dim: 257, ..spec() },
+            spec().head_dim_v(0),
+            spec().softmax_scale(f32::NAN),
+            spec().softmax_scale(0.0),
+            spec().softcap(-30.0),
+            spec().softcap(f32::INFINITY),
+            spec().alibi_slopes(vec![0.5; 7]),
+            spec().alibi_slopes([&[0.5; 15][..], &[f32::NAN]].concat()),
+            packed(&[0, 5, 3], &[0, 1, 2]),
+            packed(&[0, 5, 8], &[1, 1, 2]),
+            packed(&[0, 5, 8], &[0, 1]),
+            ProblemSpec { batch: 0, ..packed(&[], &[]) },
+            ProblemSpec { seqlen_k: 4, ..packed(&[0, 5, 8], &[0, 1, 6]) },
+            ProblemSpec::new(MAX_EXTENT, MAX_EXTENT, MAX_EXTENT, 256),
+        ];
+        let messages = bad.map(|spec| spec.build().unwrap_err().to_string());
+        insta::assert_snapshot!(messages.join("\n"));
+    }
+
+    #[test]
+    fn bad_texts_are_explained() {
+        let bad = [
+            "",
+            "10x64x1024",
+            "10x64x1024x64x2",
+            "10x64x-1x64",
+            "axbxcxd",
+            "1x8/2/1x5x64",
+            "2x8x100x64 f64",
+            "2x8x100x64 causal=1",
+            "2x8x100x64 window=3",
+            "2x8x100x64 window=a,0",
+            "2x8x100x64 scale=big",
+            "2x8x100x64 scale=nan",
+            "2x8x100x64 alibi=1,,2",
+            "2x8x100x64 cu_seqlens_q=0,1,2",
+            "2x8x100x64 cu_seqlens_q=0,1,2 cu_seqlens_k=0,1,99999999999",
+            "2x8x100x300",
+        ];
+        let messages = bad.map(|text| format!("{text}: {}", text.parse::<Problem>().unwrap_err()));
+        insta::assert_snapshot!(messages.join("\n"));
+    }
+
+    #[test]
+    fn texts_say_what_they_mean() {
+        let problem: Problem = "2x8/2x100/228x64/32 bf16 window=-1,3 scale=0.5 softcap=30".parse().unwrap();
+        let expected = ProblemSpec { seqlen_q: 100, heads_q: 8, ..spec() }
+            .heads_kv(2)
+            .seqlen_k(228)
+            .head_dim_v(32)
+            .dtype(Dtype::Bf16)
+            .mask(Mask { left: None, right: Some(3) })
+            .softmax_scale(0.5)
+            .softcap(30.0);
+        assert_eq!(problem, expected.build().unwrap());
+        assert_eq!("10x64x1024x64".parse::<ProblemSpec>().unwrap(), ProblemSpec::new(10, 64, 1024, 64));
+        assert_eq!(spec().causal().build().unwrap().to_string(), "2x8x100x64 causal");
+    }
+
+    #[test]
+    fn the_article_s_problem() {
+        let problem = ProblemSpec::new(10, 64, 1024, 64).build().unwrap();
+        let CompulsoryBytes { read, write } = problem.compulsory_bytes();
+        assert_eq!(read, 503_316_480);
+        assert_eq!(write, 167_772_160 + 10 * 64 * 1024 * 4);
+        assert_eq!(problem.flops(), 4 * 10 * 64 * 1024 * 1024 * 64);
+        let causal = problem.into_spec().causal().build().unwrap();
+        assert_eq!(causal.flops(), 2 * 10 * 64 * 1024 * 1024 * 64);
+    }
+
+    #[test]
+    fn packed_tokens() {
+        let problem = packed(&[0, 5, 5], &[0, 2, 9]).causal().build().unwrap();
+        assert_eq!((problem.batch, problem.seqlen_q, problem.seqlen_k), (2, 5, 7));
+        assert_eq!(problem.tokens(1), (5..5, 2..9));
+        assert_eq!(problem.tokens(2), (0..0, 0..0));
+        assert_eq!((problem.total_q(), problem.total_k()), (5, 9));
+        assert_eq!((problem.q_shape(), problem.lse_shape()), (vec![5, 2, 32], vec![2, 5]));
+        assert_eq!([2, 3, 4].map(|i| problem.seen_keys(0, i)), [0..0, 0..1, 0..2]);
+        assert_eq!(problem.flops(), 2 * 2 * 64 * 3);
+        assert_eq!(problem.compulsory_bytes().read, 4 * 64 * (5 + 2 * 2));
+    }
+
+    #[test]
+    fn slopes_are_by_head_or_by_batch_and_head() {
+        let by_head = spec().alibi_slopes((0..8).map(|i| i as f32).collect()).build().unwrap();
+        assert_eq!((by_head.slope(0, 3), by_head.slope(1, 3)), (3.0, 3.0));
+        let by_both = spec().alibi_slopes((0..16).map(|i| i as f32).collect()).build().unwrap();
+        assert_eq!((by_both.slope(0, 3), by_both.slope(1, 3)), (3.0, 11.0));
+        assert_eq!(spec().build().unwrap().slope(1, 3), 0.0);
+    }
+
+    #[test]
+    fn the_largest_problem_has_figures() {
+        let spec = ProblemSpec::new(1, 1, MAX_EXTENT, 256).seqlen_k(MAX_EXTENT);
+        let side = Some(usize::MAX);
+        for mask in [Mask::FULL, Mask::CAUSAL, Mask { left: side, right: side }, Mask { left: side, right: Some(0) }] {
+            let problem = spec.clone().mask(mask).build().unwrap();
+            assert!(problem.flops() > 1 << 70);
+            assert_eq!(problem.seen_keys(0, MAX_EXTENT - 1), 0..MAX_EXTENT);
+            assert_eq!(problem.compulsory_bytes().read, 3 * 4 * 256 * MAX_EXTENT as u128);
+        }
+    }
+
+    fn side_of_a_window() -> impl Strategy<Value = Option<usize>> {
+        prop_oneof![Just(None), (0usize..12).prop_map(Some), Just(Some(usize::MAX))]
+    }
+
+    prop_compose! {
+        pub(crate) fn any_spec()(
+            (batch, group, heads_kv) in (0usize..4, 1usize..5, 1usize..4),
+            lengths in proptest::collection::vec((0i32..20, 0i32..20), 4),
+            (head_dim, head_dim_v) in (1usize..=256, 1usize..=256),
+            dtype in proptest::sample::select(&Dtype::ALL[..]),
+            (left, right) in (side_of_a_window(), side_of_a_window()),
+            scale in proptest::option::of(0.001f32..100.0),
+            cap in proptest::option::of(0.001f32..100.0),
+            slope in proptest::option::of(-1.0f32..1.0),
+            varlen: bool,
+        ) -> ProblemSpec {
+            let offsets = |lengths: &mut dyn Iterator<Item = i32>| {
+                let mut end = 0;
+                let ends = lengths.take(batch).map(|length| { end += length; end });
+                std::iter::once(0).chain(ends).collect::<Vec<i32>>()
+            };
+            let shape = if varlen {
+                let cu_seqlens_q = offsets(&mut lengths.iter().map(|l| l.0));
+                ProblemSpec::packed(1, head_dim, cu_seqlens_q, offsets(&mut lengths.iter().map(|l| l.1)))
+            } else {
+                ProblemSpec::new(batch, 1, lengths[0].0 as usize, head_dim).seqlen_k(lengths[0].1 as usize)
+            };
+            let heads_q = group * heads_kv;
+            ProblemSpec { heads_q, heads_kv, head_dim_v, dtype, mask: Mask { left, right }, softmax_scale: scale,
+                softcap: cap, alibi_slopes: slope.map(|s| vec![s; heads_q]), ..shape }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn seen_keys_are_those_of_the_definition(spec in any_spec()) {
+            let problem = spec.build().unwrap();
+            let Mask { left, right } = problem.mask;
+            let mut pairs = 0;
+            let mut keys = 0;
+            for entry in 0..problem.batch {
+                let (seqlen_q, seqlen_k) = problem.lengths(entry);
+                let mut seen_by_any = vec![false; seqlen_k];
+                for i in 0..seqlen_q {
+                    let diagonal = i as i128 + seqlen_k as i128 - seqlen_q as i128;
+                    let visible = |j: usize| {
+                        left.is_none_or(|left| diagonal - left as i128 <= j as i128)
+                            && right.is_none_or(|right| j as i128 <= diagonal + right as i128)
+                    };
+                    let expected: Vec<usize> = (0..seqlen_k).filter(|j| visible(*j)).collect();
+                    prop_assert_eq!(problem.seen_keys(entry, i).collect::<Vec<_>>(), expected.clone());
+                    expected.iter().for_each(|j| seen_by_any[*j] = true);
+                    let square_causal = problem.mask == Mask::CAUSAL && seqlen_q == seqlen_k;
+                    pairs += if square_causal { seqlen_k } else { 2 * expected.len() };
+                }
+                keys += seen_by_any.into_iter().filter(|seen| *seen).count();
+            }
+            let dims = problem.head_dim + problem.head_dim_v;
+            prop_assert_eq!(problem.flops(), (pairs * problem.heads_q * dims) as u128);
+            let queries = problem.total_q() * problem.heads_q * problem.head_dim;
+            let read = problem.dtype.bytes() * (queries + keys * problem.heads_kv * dims);
+            prop_assert_eq!(problem.compulsory_bytes().read, read as u128);
+        }
+
+        #[test]
+        fn printing_and_parsing_gives_it_back(spec in any_spec()) {
+            prop_assert_eq!(spec.to_string().parse::<ProblemSpec>().unwrap(), spec);
+        }
+
+        #[test]
+        fn any_text_is_a_problem_or_an_error(text in "[0-9x/ a-z=,.-]{0,60}") {
+            let _ = text.parse::<Problem>();
+        }
     }
 }

@@ -250,3 +250,114 @@ fn plain_row(
     }
     f64::from(maximum + sum.ln())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::tests::any_spec;
+    use crate::{Dtype, Mask, ProblemSpec};
+    use proptest::prelude::*;
+
+    /// Attention as the contract's sentences say it, element by element.
+    fn by_definition(problem: &Problem, inputs: &Inputs, entry: usize, head: usize) -> HeadOutput {
+        let (queries, keys) = problem.tokens(entry);
+        let at = |tensor: &Tensor, token: usize, head: usize, column: usize| {
+            let index = [entry, token, head, column];
+            tensor.get(&index[usize::from(problem.varlen.is_some())..]).unwrap()
+        };
+        let kv_head = head / (problem.heads_q / problem.heads_kv);
+        let offset = keys.len() as i64 - queries.len() as i64;
+        let (mut out, mut lse) = (Vec::new(), Vec::new());
+        for i in 0..queries.len() as i64 {
+            let visible = (0..keys.len() as i64).filter(|j| {
+                let Mask { left, right } = problem.mask;
+                left.is_none_or(|left| i128::from(i + offset - j) <= left as i128)
+                    && right.is_none_or(|right| i128::from(j - i - offset) <= right as i128)
+            });
+            let score = |j: i64| {
+                let products = (0..problem.head_dim).map(|c| {
+                    at(&inputs.q, queries.start + i as usize, head, c)
+                        * at(&inputs.k, keys.start + j as usize, kv_head, c)
+                });
+                let score = problem.scale() * products.sum::<f64>();
+                let capped = problem.softcap.map_or(score, |c| f64::from(c) * (score / f64::from(c)).tanh());
+                capped - f64::from(problem.slope(entry, head)) * (i + offset - j).abs() as f64
+            };
+            let scores: Vec<(i64, f64)> = visible.map(|j| (j, score(j))).collect();
+            let maximum = scores.iter().map(|s| s.1).fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().map(|s| (s.1 - maximum).exp()).sum();
+            for c in 0..problem.head_dim_v {
+                let weighted = scores.iter().map(|(j, score)| {
+                    (score - maximum).exp() / sum * at(&inputs.v, keys.start + *j as usize, kv_head, c)
+                });
+                out.push(weighted.sum());
+            }
+            lse.push(if scores.is_empty() { f64::NEG_INFINITY } else { maximum + sum.ln() });
+        }
+        HeadOutput { entry, head, out, lse }
+    }
+
+    fn close(a: &[f64], b: &[f64], allowed: f64) -> bool {
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a == b || (a - b).abs() <= allowed)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn the_reference_is_the_definition(spec in any_spec(), seed: u64) {
+            let problem = spec.build().unwrap();
+            let inputs = Inputs::randn(&problem, seed).unwrap();
+            for head in reference(&problem, &inputs).unwrap() {
+                let expected = by_definition(&problem, &inputs, head.entry, head.head);
+                prop_assert!(close(&head.out, &expected.out, 1e-9));
+                prop_assert!(close(&head.lse, &expected.lse, 1e-9));
+            }
+        }
+
+        #[test]
+        fn the_plain_algorithm_is_near(spec in any_spec(), seed: u64) {
+            let problem = ProblemSpec { dtype: Dtype::F32, softmax_scale: None, ..spec }.build().unwrap();
+            let inputs = Inputs::randn(&problem, seed).unwrap();
+            let exact = reference(&problem, &inputs).unwrap();
+            for (head, exact) in plain(&problem, &inputs).unwrap().iter().zip(exact) {
+                prop_assert!(close(&head.out, &exact.out, 1e-4) && close(&head.lse, &exact.lse, 1e-4));
+            }
+        }
+    }
+
+    #[test]
+    fn chosen_heads_are_those_of_the_whole() {
+        let problem = ProblemSpec::new(2, 6, 9, 8).heads_kv(2).causal().build().unwrap();
+        let inputs = Inputs::randn(&problem, 3).unwrap();
+        let whole = reference(&problem, &inputs).unwrap();
+        let chosen = reference_heads(&problem, &inputs, &[(1, 4), (0, 2)]).unwrap();
+        assert_eq!(chosen, [whole[10].clone(), whole[2].clone()]);
+        assert!(reference_heads(&problem, &inputs, &[(2, 0)]).is_err());
+        assert_eq!(plain_heads(&problem, &inputs, &[(1, 5)]).unwrap()[0], plain(&problem, &inputs).unwrap()[11]);
+    }
+
+    #[test]
+    fn a_nan_that_is_seen_shows() {
+        let problem = ProblemSpec::new(1, 1, 3, 4).causal().build().unwrap();
+        let drawn = Inputs::randn(&problem, 3).unwrap();
+        let k = drawn.k.map(|index, x| if index[1] == 1 { f64::NAN } else { x }).unwrap();
+        for compute in [reference, plain] {
+            let out = &compute(&problem, &Inputs { k: k.clone(), ..drawn.clone() }).unwrap()[0].out;
+            assert!(out[..4].iter().all(|x| x.is_finite()) && out[4..].iter().all(|x| x.is_nan()));
+        }
+    }
+
+    #[test]
+    fn the_plain_algorithm_rounds_to_the_input_type() {
+        for dtype in Dtype::ALL {
+            let problem = ProblemSpec::new(1, 1, 64, 64).dtype(dtype).build().unwrap();
+            let inputs = Inputs::randn(&problem, 3).unwrap();
+            let exact = &reference(&problem, &inputs).unwrap()[0].out;
+            let plain = &plain(&problem, &inputs).unwrap()[0].out;
+            let error = plain.iter().zip(exact).map(|(p, e)| (p - e).abs()).fold(0.0, f64::max);
+            assert!(plain.iter().all(|x| dtype.round(*x) == *x));
+            assert!((0.05..4.0).contains(&(error / dtype.ulp(1.0))), "{dtype}: {error}");
+        }
+    }
+}

@@ -736,3 +736,166 @@ pub enum InputError {
     #[error(transparent)]
     Tensor(#[from] TensorError),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ProblemSpec;
+    use proptest::prelude::*;
+
+    fn counting(shape: &[usize]) -> Tensor {
+        let mut next = 0.0;
+        let count = |_: &[usize]| {
+            next += 1.0;
+            next - 1.0
+        };
+        Tensor::generate(Dtype::F32, shape, count).unwrap()
+    }
+
+    #[test]
+    fn every_half_is_read_and_written_as_it_is() {
+        for bits in 0..=u16::MAX {
+            for dtype in [Dtype::F16, Dtype::Bf16] {
+                let x = dtype.read(&bits.to_le_bytes());
+                let mut back = [0; 2];
+                dtype.write(x, &mut back);
+                assert!(x.is_nan() || back == bits.to_le_bytes(), "{dtype} {bits:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn rounding_is_to_even_and_once() {
+        // Just above the tie between 1 and the next f16: rounding to f32 first would make it the tie.
+        let tie = 1.0 + 2f64.powi(-11);
+        assert_eq!(Dtype::F16.round(tie), 1.0);
+        assert_eq!(Dtype::F16.round(tie + 2f64.powi(-40)), 1.0 + 2f64.powi(-10));
+        assert_eq!(Dtype::F16.round(-tie - 2f64.powi(-40)), -1.0 - 2f64.powi(-10));
+        assert_eq!(Dtype::Bf16.round(1.0 + 2f64.powi(-8) + 2f64.powi(-50)), 1.0 + 2f64.powi(-7));
+        assert_eq!(Dtype::F16.round(65519.99), 65504.0);
+        assert_eq!(Dtype::F16.round(65520.0), f64::INFINITY);
+        assert_eq!(Dtype::Bf16.round(-1e300), f64::NEG_INFINITY);
+        assert_eq!(Dtype::F16.round(1e-300), 0.0);
+        assert!(Dtype::Bf16.round(f64::NAN).is_nan());
+    }
+
+    #[test]
+    fn one_ulp_is_the_distance_between_neighbours() {
+        assert_eq!(Dtype::F32.ulp(1.0), f64::from(f32::EPSILON));
+        assert_eq!(Dtype::F16.ulp(-1000.0), 0.5);
+        assert_eq!(Dtype::Bf16.ulp(1000.0), 4.0);
+        assert_eq!(Dtype::F16.ulp(0.0), 2f64.powi(-24));
+        assert_eq!(Dtype::F32.ulp(0.0), f64::from(f32::from_bits(1)));
+    }
+
+    #[test]
+    fn views_share_the_elements() {
+        let tensor = counting(&[2, 3, 4]);
+        let view = tensor.transpose(0, 2).unwrap().narrow(0, 1, 3).unwrap().step_by(0, 2).unwrap();
+        assert_eq!((view.shape(), view.strides(), view.offset()), (&[2, 3, 2][..], &[2, 4, 12][..], 1));
+        assert_eq!(view.get(&[1, 2, 1]), Some(23.0));
+        assert_eq!(view.get(&[2, 0, 0]), None);
+        assert_eq!(view.storage().as_ptr(), tensor.storage().as_ptr());
+        assert!(!view.is_contiguous());
+        let copy = view.contiguous().unwrap();
+        assert_eq!(copy.to_f64(), [1.0, 13.0, 5.0, 17.0, 9.0, 21.0, 3.0, 15.0, 7.0, 19.0, 11.0, 23.0]);
+        assert_eq!(copy.to_bytes().unwrap().len(), 48);
+        assert_eq!(tensor.select(1, 2).unwrap().to_f64(), [8.0, 9.0, 10.0, 11.0, 20.0, 21.0, 22.0, 23.0]);
+        assert_eq!(counting(&[1, 2]).expand(0, 3).unwrap().to_f64(), [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]);
+        assert_eq!(counting(&[2, 1]).repeat_each(0, 2).unwrap().to_f64(), [0.0, 0.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn strides_of_both_layouts() {
+        let tensor = counting(&[2, 5, 3, 4]);
+        assert_eq!(tensor.attention_strides(), Some(Strides::bshd(5, 3, 4)));
+        let by_head = counting(&[2, 3, 5, 4]).transpose(1, 2).unwrap();
+        assert_eq!(by_head.attention_strides(), Some(Strides::bhsd(5, 3, 4)));
+        assert_eq!(tensor.transpose(2, 3).unwrap().attention_strides(), None);
+        assert_eq!(counting(&[5, 3, 4]).attention_strides(), Some(Strides { batch: 0, seq: 12, head: 4 }));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let tensor = counting(&[2, 3]);
+        let errors = [
+            Tensor::from_values(Dtype::F32, &[2, 3], &[1.0f32]).unwrap_err(),
+            Tensor::full(Dtype::F32, &[usize::MAX, 0, 2], 0.0).unwrap_err(),
+            Tensor::full(Dtype::F32, &[1 << 60], 0.0).unwrap_err(),
+            tensor.transpose(0, 2).unwrap_err(),
+            tensor.narrow(1, 2, 2).unwrap_err(),
+            tensor.narrow(1, usize::MAX, 2).unwrap_err(),
+            tensor.step_by(0, 0).unwrap_err(),
+            tensor.expand(0, 4).unwrap_err(),
+        ];
+        insta::assert_snapshot!(errors.map(|e| e.to_string()).join("\n"));
+    }
+
+    #[test]
+    fn inputs_that_do_not_fit_are_named() {
+        let problem = ProblemSpec::new(2, 4, 5, 8).heads_kv(2).seqlen_k(7).build().unwrap();
+        let right = Inputs::randn(&problem, 1).unwrap();
+        assert_eq!(right.check(&problem), Ok(()));
+        let wrong = |q: &Tensor, k: &Tensor, v: &Tensor, problem: &Problem| {
+            Inputs { q: q.clone(), k: k.clone(), v: v.clone() }.check(problem).unwrap_err().to_string()
+        };
+        let Inputs { q, k, v } = &right;
+        let packed = ProblemSpec::packed(4, 8, vec![0, 3, 9], vec![0, 2, 4]).build().unwrap();
+        let tokens = Inputs::randn(&packed, 1).unwrap();
+        let messages = [
+            wrong(&q.to_dtype(Dtype::F16).unwrap(), k, v, &problem),
+            wrong(q, &k.narrow(1, 0, 6).unwrap(), v, &problem),
+            wrong(q, k, &v.narrow(0, 0, 1).unwrap(), &problem),
+            wrong(q, k, &k.select(0, 0).unwrap(), &problem),
+            wrong(&counting(&[2, 5, 8, 4]).transpose(2, 3).unwrap(), k, v, &problem),
+            wrong(&tokens.q.narrow(0, 0, 8).unwrap(), &tokens.k, &tokens.v, &packed),
+            Outputs::nan(&packed).unwrap().check(&problem).unwrap_err().to_string(),
+            Outputs::nan(&problem).unwrap().head(&problem, 0, 4).unwrap_err().to_string(),
+        ];
+        insta::assert_snapshot!(messages.join("\n"));
+    }
+
+    #[test]
+    fn normal_values_are_normal_and_the_seed_s() {
+        let drawn = Tensor::randn(Dtype::F32, &[100, 1000], 7).unwrap();
+        let values = drawn.to_f64();
+        let mean = |values: &mut dyn Iterator<Item = f64>| values.sum::<f64>() / 100_000.0;
+        assert!(mean(&mut values.iter().copied()).abs() < 0.01);
+        assert!((mean(&mut values.iter().map(|x| x * x)) - 1.0).abs() < 0.02);
+        assert!((mean(&mut values.iter().map(|x| x.powi(4))) - 3.0).abs() < 0.1);
+        assert_eq!(values, Tensor::randn(Dtype::F32, &[100, 1000], 7).unwrap().to_f64());
+        assert_ne!(values, Tensor::randn(Dtype::F32, &[100, 1000], 8).unwrap().to_f64());
+    }
+
+    #[test]
+    fn heads_come_back_from_outputs() {
+        for problem in [
+            ProblemSpec::new(2, 3, 5, 4).head_dim_v(2).build().unwrap(),
+            ProblemSpec::packed(3, 4, vec![0, 2, 2, 7], vec![0, 1, 3, 4]).build().unwrap(),
+        ] {
+            let out = counting(&problem.out_shape());
+            let lse = counting(&problem.lse_shape());
+            let outputs = Outputs { out, lse };
+            let heads = outputs.heads(&problem).unwrap();
+            let back = Outputs::from_heads(&problem, &heads).unwrap();
+            assert_eq!(back.out.to_f64(), outputs.out.to_f64());
+            assert_eq!(back.lse.to_f64(), outputs.lse.to_f64());
+            assert!(Outputs::from_heads(&problem, &[HeadOutput { out: vec![], ..heads[0].clone() }]).is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn rounding_gives_the_nearest_value(bits: u64, halves: u16) {
+            let x = f64::from_bits(bits);
+            for (dtype, neighbour) in [(Dtype::F16, f16::from_bits(halves).to_f64()), (Dtype::Bf16, bf16::from_bits(halves).to_f64())] {
+                let near = neighbour * (1.0 + x.sin() * 1e-3);
+                for x in [x, near] {
+                    let rounded = dtype.round(x);
+                    prop_assert!(!(x.is_finite() && rounded.is_finite() && neighbour.is_finite())
+                        || (rounded - x).abs() <= (neighbour - x).abs());
+                }
+            }
+        }
+    }
+}

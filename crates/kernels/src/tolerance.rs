@@ -196,3 +196,106 @@ fn distance(a: f64, b: f64) -> f64 {
 fn worst(a: f64, b: f64) -> f64 {
     if a >= b || a.is_nan() { a } else { b }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Inputs, ProblemSpec, plain, reference};
+
+    struct Call {
+        problem: Problem,
+        reference: Vec<HeadOutput>,
+        plain: Vec<HeadOutput>,
+    }
+
+    impl Call {
+        fn new(dtype: Dtype) -> Call {
+            let problem = ProblemSpec::new(2, 2, 33, 32).causal().dtype(dtype).build().unwrap();
+            let inputs = Inputs::randn(&problem, 9).unwrap();
+            let (reference, plain) = (reference(&problem, &inputs).unwrap(), plain(&problem, &inputs).unwrap());
+            Call { problem, reference, plain }
+        }
+
+        /// The verdict on the reference with a change.
+        fn verdict(&self, change: impl Fn(&mut Vec<HeadOutput>)) -> Verdict {
+            let mut heads = self.reference.clone();
+            change(&mut heads);
+            let outputs = Outputs::from_heads(&self.problem, &heads).unwrap();
+            check(&self.problem, &outputs, &self.reference, &self.plain).unwrap()
+        }
+    }
+
+    #[test]
+    fn the_reference_and_the_plain_algorithm_pass() {
+        for dtype in Dtype::ALL {
+            let call = Call::new(dtype);
+            assert!(call.verdict(|_| {}).passed());
+            // Of the scores rounded to 16 bits, lse is not good enough, and need not be.
+            let verdict = call.verdict(|heads| {
+                heads.iter_mut().zip(&call.plain).for_each(|(head, plain)| head.out = plain.out.clone());
+            });
+            assert!(verdict.passed() && 2.0 * verdict.max_error <= verdict.bound, "{verdict:?}");
+        }
+    }
+
+    #[test]
+    fn one_wrong_element_fails_and_is_named() {
+        for dtype in Dtype::ALL {
+            let call = Call::new(dtype);
+            let bound = call.verdict(|_| {}).bound;
+            for wrong in [f64::NAN, f64::INFINITY, 2.0 * bound + call.reference[3].out[5 * 32 + 7]] {
+                let verdict = call.verdict(|heads| heads[3].out[5 * 32 + 7] = wrong);
+                let Some(Wrong::Out { entry, head, row, column, .. }) = verdict.wrong else { panic!("{verdict:?}") };
+                assert_eq!((entry, head, row, column), (1, 1, 5, 7));
+                assert_eq!(verdict.max_error.is_nan(), wrong.is_nan());
+            }
+            let nothing = Outputs::nan(&call.problem).unwrap();
+            assert!(!check(&call.problem, &nothing, &call.reference, &call.plain).unwrap().passed());
+        }
+    }
+
+    #[test]
+    fn a_wrong_lse_fails() {
+        let call = Call::new(Dtype::F16);
+        for wrong in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, call.reference[1].lse[4] + 1.1e-3] {
+            let verdict = call.verdict(|heads| heads[1].lse[4] = wrong);
+            assert!(matches!(verdict.wrong, Some(Wrong::Lse { entry: 0, head: 1, row: 4, .. })), "{verdict:?}");
+        }
+        assert!(call.verdict(|heads| heads[1].lse[4] += 0.9e-3).passed());
+    }
+
+    #[test]
+    fn f32_errors_that_are_small_but_everywhere_fail() {
+        let call = Call::new(Dtype::F32);
+        let spread = |heads: &mut Vec<HeadOutput>| {
+            heads.iter_mut().flat_map(|head| &mut head.out).for_each(|x| *x *= 1.0 + 1.1e-5);
+        };
+        let mut looser = Call { plain: call.reference.clone(), ..call };
+        looser.plain.iter_mut().flat_map(|head| &mut head.out).for_each(|x| *x += 1e-3);
+        let verdict = looser.verdict(spread);
+        assert!(matches!(verdict.wrong, Some(Wrong::Relative { .. })), "{verdict:?}");
+    }
+
+    #[test]
+    fn exact_is_one_unit_in_the_last_place() {
+        for dtype in Dtype::ALL {
+            let problem = ProblemSpec::new(1, 1, 1, 1).dtype(dtype).build().unwrap();
+            let head = |x: f64| vec![HeadOutput { entry: 0, head: 0, out: vec![x], lse: vec![0.0] }];
+            let exact = |got: f64, expected: f64| {
+                let outputs = Outputs::from_heads(&problem, &head(got)).unwrap();
+                check_exact(&problem, &outputs, &head(expected)).unwrap().passed()
+            };
+            let ulp = dtype.ulp(3.0);
+            assert!(exact(3.0, 3.0) && exact(3.0 + ulp, 3.0) && exact(3.0 - ulp, 3.0));
+            assert!(!exact(3.0 + 2.0 * ulp, 3.0) && !exact(f64::NAN, 3.0) && !exact(1e-3, 0.0));
+        }
+    }
+
+    #[test]
+    fn messages() {
+        let out = Wrong::Out { entry: 1, head: 2, row: 3, column: 4, got: f64::NAN, expected: 0.5, allowed: 1e-3 };
+        let lse = Wrong::Lse { entry: 1, head: 2, row: 3, got: 7.5, expected: f64::NEG_INFINITY, allowed: 1e-3 };
+        let relative = Wrong::Relative { got: 2.5e-5, allowed: 1e-5 };
+        insta::assert_snapshot!([out, lse, relative].map(|wrong| wrong.to_string()).join("\n"));
+    }
+}

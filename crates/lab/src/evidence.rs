@@ -48,21 +48,15 @@ impl LaunchEvidence {
     /// Bytes of the whole launch.
     pub fn traffic(&self) -> Traffic {
         let scaled = |bytes: u64| scale(bytes, self.report.ctas_total, self.report.ctas_run);
-        let Traffic {
-            unique_read,
-            unique_written,
-            requested_read,
-            requested_written,
-            per_cta_unique_read,
-            per_cta_unique_written,
-        } = self.report.traffic;
+        let Traffic { unique_read, unique_written, requested_read, requested_written, per_cta_read, per_cta_written } =
+            self.report.traffic;
         Traffic {
             unique_read: scaled(unique_read),
             unique_written: scaled(unique_written),
             requested_read: scaled(requested_read),
             requested_written: scaled(requested_written),
-            per_cta_unique_read: scaled(per_cta_unique_read),
-            per_cta_unique_written: scaled(per_cta_unique_written),
+            per_cta_read: scaled(per_cta_read),
+            per_cta_written: scaled(per_cta_written),
         }
     }
 
@@ -141,8 +135,8 @@ impl Evidence {
             unique_written: sum.unique_written + of.unique_written,
             requested_read: sum.requested_read + of.requested_read,
             requested_written: sum.requested_written + of.requested_written,
-            per_cta_unique_read: sum.per_cta_unique_read + of.per_cta_unique_read,
-            per_cta_unique_written: sum.per_cta_unique_written + of.per_cta_unique_written,
+            per_cta_read: sum.per_cta_read + of.per_cta_read,
+            per_cta_written: sum.per_cta_written + of.per_cta_written,
         })
     }
 

@@ -12,8 +12,10 @@ pub mod form;
 mod instruction;
 mod kernel;
 mod launch;
+mod lexer;
 mod modifier;
 mod operand;
+mod parse;
 mod print;
 mod types;
 
@@ -27,4 +29,5 @@ pub use kernel::{
 pub use launch::{Argument, Launch};
 pub use modifier::Modifier;
 pub use operand::{Address, Base, Label, Operand, Parameter, Register, Special, Variable};
+pub use parse::{ParseError, parse};
 pub use types::Type;

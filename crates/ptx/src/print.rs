@@ -1,15 +1,16 @@
 //! Kernels as PTX text.
 
+use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 
-use crate::{Address, Base, Instruction, Kernel, LocationId, Operand, Space, Statement, VariableDecl};
+use crate::{Address, Base, Instruction, Kernel, Location, LocationId, Operand, Space, Statement, Type, VariableDecl};
 
 impl fmt::Display for Kernel {
     /// A complete PTX module with this kernel in it. Nothing is checked: [`Kernel::validate`] does that.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, ".version {}\n.target {}\n.address_size 64\n", self.version, self.target)?;
         for (index, file) in self.files.iter().enumerate() {
-            writeln!(f, ".file {} \"{}\"", index + 1, file.replace('\\', "\\\\").replace('"', "\\\""))?;
+            writeln!(f, ".file {} \"{}\"", index + 1, quotable(file))?;
         }
         for variable in self.variables.iter().filter(|v| v.module_level) {
             writeln!(f, "{}", declaration(variable))?;
@@ -59,13 +60,14 @@ impl fmt::Display for Kernel {
             writeln!(f, "\t{}", declaration(variable))?;
         }
         let mut current = None;
+        let mut stated = HashMap::new();
         for statement in &self.body {
             match statement {
                 Statement::Label(label) => writeln!(f, "{}:", self.label_name(label.0))?,
                 Statement::Instruction(instruction) => {
-                    if instruction.location != current && instruction.location.is_some() {
+                    if let Some(location) = instruction.location.filter(|_| instruction.location != current) {
                         current = instruction.location;
-                        self.print_location(f, instruction.location)?;
+                        self.print_location(f, location, &mut stated)?;
                     }
                     writeln!(f, "\t{};", self.instruction_text(instruction))?;
                 }
@@ -74,6 +76,15 @@ impl fmt::Display for Kernel {
         writeln!(f, "}}")?;
         self.print_function_names(f)
     }
+}
+
+/// A text as it may stand between quotes: ASCII, with everything else in octal as LLVM writes it.
+fn quotable(text: &str) -> String {
+    let quotable = |byte: u8| match byte {
+        b' '..=b'~' if !matches!(byte, b'"' | b'\\') => char::from(byte).to_string(),
+        _ => format!("\\{byte:03o}"),
+    };
+    text.bytes().map(quotable).collect()
 }
 
 fn align_before(param: &crate::ParameterDecl) -> String {
@@ -96,11 +107,15 @@ fn declaration(variable: &VariableDecl) -> String {
         None => text.push_str("[]"),
     }
     if !variable.init.is_empty() {
-        // Values are written in the element's own width, lowest byte first, as they were read.
-        let width = variable.ty.bytes() as usize;
-        let value =
-            |bytes: &[u8]| bytes.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte)).to_string();
-        let values: Vec<_> = variable.init.chunks(width.clamp(1, 8)).map(value).collect();
+        let value = |bytes: &[u8]| {
+            let bits = bytes.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
+            match variable.ty {
+                Type::F32 => format!("0f{bits:08X}"),
+                Type::F64 => format!("0d{bits:016X}"),
+                _ => bits.to_string(),
+            }
+        };
+        let values: Vec<_> = variable.init.chunks(variable.ty.bytes() as usize).map(value).collect();
         let _ = write!(text, " = {{{}}}", values.join(", "));
     }
     text.push(';');
@@ -117,23 +132,37 @@ impl Kernel {
         format!("$L__inlined{}", location.0)
     }
 
-    fn print_location(&self, f: &mut fmt::Formatter<'_>, location: Option<LocationId>) -> fmt::Result {
-        let Some(found) = location.and_then(|id| self.locations.get(id.0 as usize)) else { return Ok(()) };
-        write!(f, "\t.loc {} {} {}", found.file + 1, found.line, found.column)?;
-        let mut call = found.inlined_at;
-        if let (Some(LocationId(id)), Some(outer)) = (call, call.and_then(|id| self.locations.get(id.0 as usize))) {
-            write!(
-                f,
-                ", function_name {}, inlined_at {} {} {}",
-                Self::function_label(LocationId(id)),
-                outer.file + 1,
-                outer.line,
-                outer.column
-            )?;
-            call = None;
+    /// A location, and before it the places it was inlined at that were not the last stated with their file, line and column:
+    /// `inlined_at` refers to what was stated last (PTX ISA, section 11.5.2).
+    fn print_location(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        location: LocationId,
+        stated: &mut HashMap<(u32, u32, u32), LocationId>,
+    ) -> fmt::Result {
+        let get = |id: LocationId| self.locations.get(id.0 as usize);
+        let place = |location: &Location| (location.file, location.line, location.column);
+        let mut chain = vec![location];
+        while let Some(caller) = chain.last().and_then(|&id| get(id)?.inlined_at) {
+            let known = get(caller).is_none_or(|found| stated.get(&place(found)) == Some(&caller));
+            // A chain longer than the list it runs through loops.
+            if known || chain.len() > self.locations.len() {
+                break;
+            }
+            chain.push(caller);
         }
-        debug_assert!(call.is_none() || self.locations.is_empty());
-        writeln!(f)
+        for &id in chain.iter().rev() {
+            let Some(found) = get(id) else { continue };
+            write!(f, "\t.loc {} {} {}", u64::from(found.file) + 1, found.line, found.column)?;
+            if let Some((caller, outer)) = found.inlined_at.and_then(|caller| Some((caller, get(caller)?))) {
+                let label = Self::function_label(caller);
+                let (file, line, column) = (u64::from(outer.file) + 1, outer.line, outer.column);
+                write!(f, ", function_name {label}, inlined_at {file} {line} {column}")?;
+            }
+            writeln!(f)?;
+            stated.insert(place(found), id);
+        }
+        Ok(())
     }
 
     /// `.loc` with `inlined_at` must name a function by a label in `.debug_str` (PTX ISA, section 11.5.2).
@@ -175,7 +204,8 @@ impl Kernel {
     fn print_operand(&self, text: &mut String, operand: &Operand) {
         let variable = |v: &crate::Variable| self.variables.get(v.0 as usize).map_or("undeclared", |v| v.name.as_str());
         let parameter = |p: &crate::Parameter| self.params.get(p.0 as usize).map_or("undeclared", |p| p.name.as_str());
-        let offset = |offset: i64| if offset == 0 { String::new() } else { format!("{offset:+}") };
+        // A negative offset is `+-8`: ptxas knows no difference.
+        let offset = |offset: i64| if offset == 0 { String::new() } else { format!("+{offset}") };
         let _ = match operand {
             Operand::Register(r) => write!(text, "{}", self.register_text(*r)),
             Operand::NotPredicate(r) => write!(text, "!{}", self.register_text(*r)),

@@ -1,0 +1,870 @@
+//! Memory instructions.
+
+use crate::cta::{Fail, Worker, word_bits};
+use crate::fault::FaultKind;
+use crate::interpret::File;
+use crate::lanes::{ALL, WARP};
+use crate::pattern::{Kind, Pattern, lanes_of};
+use crate::program::{Extend, LOCAL_WINDOW, MemoryOp, Op, SHARED_WINDOW, WINDOW_BYTES};
+use crate::traffic::Direction;
+use crate::warp::{PendingCopy, Warp};
+
+/// Where something went wrong.
+struct Site {
+    position: usize,
+    warp: usize,
+}
+
+impl Site {
+    #[cold]
+    fn fail(&self, kind: FaultKind, lane: u32) -> Fail {
+        Box::new((kind, self.position, self.warp, lane))
+    }
+
+    #[cold]
+    fn shared_bounds(&self, address: u64, bytes: u32, size: usize, lane: u32) -> Fail {
+        let allocations = format!("the CTA's {size} bytes of shared memory");
+        self.fail(FaultKind::OutOfBounds { space: "shared", address, bytes, allocations }, lane)
+    }
+}
+
+#[inline(always)]
+fn addresses32(file: &File<'_>, base: Option<(u32, bool)>, offset: i64) -> [u32; WARP] {
+    match base {
+        Some(register) => file.low(register).map(|base| base.wrapping_add(offset as u32)),
+        None => [offset as u32; WARP],
+    }
+}
+
+#[inline(always)]
+fn addresses64(file: &File<'_>, base: Option<(u32, bool)>, offset: i64) -> [u64; WARP] {
+    match base {
+        Some(register) => file.full(register).map(|base| base.wrapping_add_signed(offset)),
+        None => [offset as u64; WARP],
+    }
+}
+
+/// For each lane, the entry of a table its number names.
+#[inline(always)]
+fn pick<const LEVEL: u8>(table: &[u32; WARP], entries: usize, numbers: &[u32; WARP]) -> [u32; WARP] {
+    #[cfg(target_arch = "x86_64")]
+    if LEVEL == crate::interpret::AVX512 {
+        use std::arch::x86_64::{__m512i, _mm512_permutex2var_epi32, _mm512_permutexvar_epi32};
+        // SAFETY: code for this level runs only where AVX-512F was detected; `[u32; 32]` and two `__m512i` have the same size and
+        // any bits are valid for both.
+        return unsafe {
+            let table: [__m512i; 2] = std::mem::transmute(*table);
+            let numbers: [__m512i; 2] = std::mem::transmute(*numbers);
+            let out = if entries <= 16 {
+                numbers.map(|numbers| _mm512_permutexvar_epi32(numbers, table[0]))
+            } else {
+                numbers.map(|numbers| _mm512_permutex2var_epi32(table[0], numbers, table[1]))
+            };
+            std::mem::transmute(out)
+        };
+    }
+    let _ = entries;
+    std::array::from_fn(|lane| table[(numbers[lane] & 31) as usize])
+}
+
+/// What a value of `bytes` bytes makes of a register.
+fn extended(value: u64, bytes: u32, extend: Extend, wide: bool) -> u64 {
+    let unused = 64 - 8 * bytes;
+    match extend {
+        Extend::Sign if wide => ((value << unused) as i64 >> unused) as u64,
+        Extend::Sign => u64::from(((value << unused) as i64 >> unused) as u32),
+        Extend::Zero => value,
+    }
+}
+
+/// Finds the shape of a shared access and makes the checks that need no data. Returns the shape's index.
+#[inline(always)]
+fn shared_shape(
+    worker: &mut Worker<'_>,
+    memory: &MemoryOp,
+    op: &Op,
+    addresses: &[u32; WARP],
+    mask: u32,
+    site: &Site,
+) -> Result<usize, Fail> {
+    let kind = Kind::Shared(worker.job.bank_rule);
+    let bytes = memory.lane_bytes();
+    let size = worker.shared.len();
+    let shapes = &mut worker.shapes[op.aux as usize];
+    let found = shapes
+        .find_narrow(addresses, mask, || Pattern::new(kind, &addresses.map(u64::from), mask, bytes, memory.merged));
+    let first = i64::from(addresses[mask.trailing_zeros() as usize]);
+    let Some(index) = found else { return Err(outside(addresses, mask, bytes, size, site)) };
+    let pattern = &mut shapes.patterns[index];
+    if first + pattern.low < 0 || first + pattern.high > size as i64 {
+        return Err(outside(addresses, mask, bytes, size, site));
+    }
+    if let Some(lane) = pattern.misaligned {
+        return Err(
+            site.fail(FaultKind::Misaligned { space: "shared", address: addresses[lane as usize].into(), bytes }, lane)
+        );
+    }
+    pattern.hits += 1;
+    Ok(index)
+}
+
+#[cold]
+fn outside(addresses: &[u32; WARP], mask: u32, bytes: u32, size: usize, site: &Site) -> Fail {
+    let lane = lanes_of(mask).find(|&lane| addresses[lane] as usize + bytes as usize > size).unwrap_or(0);
+    site.shared_bounds(addresses[lane].into(), bytes, size, lane as u32)
+}
+
+/// Checks that what is read was written, and notes the read.
+#[inline(always)]
+fn note_read(worker: &mut Worker<'_>, op: &Op, index: usize, first: u32, warp: usize, site: &Site) -> Result<(), Fail> {
+    let pattern = &worker.shapes[op.aux as usize].patterns[index];
+    let start = i64::from(first / 64);
+    let interval = &mut worker.races.open[warp];
+    let mut missing = 0;
+    for &(word, bits) in &pattern.words {
+        let word = (start + word) as usize;
+        missing |= bits & !worker.written[word];
+        interval.note(word, bits, false, site.position);
+    }
+    if missing != 0 {
+        let pattern = &worker.shapes[op.aux as usize].patterns[index];
+        return Err(unwritten(worker, pattern, first, site));
+    }
+    Ok(())
+}
+
+#[cold]
+fn unwritten(worker: &Worker<'_>, pattern: &Pattern, first: u32, site: &Site) -> Fail {
+    for &(word, bits) in &pattern.words {
+        let word = (i64::from(first / 64) + word) as usize;
+        let missing = bits & !worker.written[word];
+        if missing != 0 {
+            let address = word as u64 * 64 + u64::from(missing.trailing_zeros());
+            let lane = pattern.lane_at(first, address);
+            let remedy = "; write them, or wait (`cp.async.wait_group`, then a barrier) for the copy that does";
+            return site.fail(FaultKind::Uninitialised { space: "shared", address, bytes: 1, remedy }, lane);
+        }
+    }
+    site.fail(FaultKind::Trap, 0)
+}
+
+#[inline(always)]
+fn little_endian<const N: usize>(bytes: &[u8], at: usize) -> u64 {
+    let mut value = [0; 8];
+    value[..N].copy_from_slice(&bytes[at..at + N]);
+    u64::from_le_bytes(value)
+}
+
+#[inline(always)]
+pub(crate) fn load_shared<const LEVEL: u8>(
+    worker: &mut Worker<'_>,
+    warp: &mut Warp,
+    op: &Op,
+    mask: u32,
+) -> Result<(), Fail> {
+    if mask == 0 {
+        return Ok(());
+    }
+    let program = worker.program;
+    let memory = &program.memory[op.aux as usize];
+    let site = Site { position: memory.position, warp: warp.index };
+    let mut file = File::of(warp);
+    let addresses = addresses32(&file, memory.base, memory.offset);
+    let index = shared_shape(worker, memory, op, &addresses, mask, &site)?;
+    let first = addresses[mask.trailing_zeros() as usize];
+    note_read(worker, op, index, first, site.warp, &site)?;
+    let pattern = &worker.shapes[op.aux as usize].patterns[index];
+    let shared = worker.shared.as_slice();
+    let at = |entry: i32| (i64::from(first) + i64::from(entry)) as usize;
+    if memory.bytes == 4 {
+        // Each distinct address is read once; lanes pick theirs.
+        let mut tables = [[0u32; WARP]; 4];
+        let elements = memory.elements.min(4) as usize;
+        if elements == 4 {
+            for (entry, &delta) in pattern.distinct.iter().enumerate() {
+                let bytes = &shared[at(delta)..at(delta) + 16];
+                for (element, table) in tables.iter_mut().enumerate() {
+                    table[entry] = little_endian::<4>(bytes, 4 * element) as u32;
+                }
+            }
+        } else {
+            for (entry, &delta) in pattern.distinct.iter().enumerate() {
+                for (element, table) in tables.iter_mut().enumerate().take(elements) {
+                    table[entry] = little_endian::<4>(shared, at(delta) + 4 * element) as u32;
+                }
+            }
+        }
+        for (table, register) in tables.iter().zip(&memory.registers) {
+            let Some((place, is_wide)) = *register else { continue };
+            let values = pick::<LEVEL>(table, pattern.distinct.len(), &pattern.chunk_of);
+            if is_wide {
+                file.set_wide(place, values.map(|v| extended(v.into(), 4, memory.extend, true)), mask);
+            } else {
+                file.set_narrow(place, values, mask);
+            }
+        }
+        if memory.elements <= 4 {
+            return Ok(());
+        }
+    }
+    for (element, register) in memory.registers.iter().enumerate() {
+        let Some(register) = *register else { continue };
+        let mut table = [0u64; WARP];
+        for (entry, &delta) in pattern.distinct.iter().enumerate() {
+            let start = at(delta) + element * memory.bytes as usize;
+            let value = match memory.bytes {
+                1 => little_endian::<1>(shared, start),
+                2 => little_endian::<2>(shared, start),
+                4 => little_endian::<4>(shared, start),
+                _ => little_endian::<8>(shared, start),
+            };
+            table[entry] = extended(value, memory.bytes, memory.extend, register.1);
+        }
+        file.set(register, pattern.chunk_of.map(|entry| table[(entry & 31) as usize]), mask);
+    }
+    Ok(())
+}
+
+#[inline(always)]
+pub(crate) fn store_shared(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<(), Fail> {
+    if mask == 0 {
+        return Ok(());
+    }
+    let program = worker.program;
+    let memory = &program.memory[op.aux as usize];
+    let site = Site { position: memory.position, warp: warp.index };
+    let file = File::of(warp);
+    let addresses = addresses32(&file, memory.base, memory.offset);
+    let index = shared_shape(worker, memory, op, &addresses, mask, &site)?;
+    let first = addresses[mask.trailing_zeros() as usize];
+    let pattern = &worker.shapes[op.aux as usize].patterns[index];
+    let interval = &mut worker.races.open[site.warp];
+    for &(word, bits) in &pattern.words {
+        let word = (i64::from(first / 64) + word) as usize;
+        worker.written[word] |= bits;
+        interval.note(word, bits, true, site.position);
+    }
+    let bytes = memory.bytes as usize;
+    for (element, register) in memory.registers.iter().enumerate() {
+        let Some(register) = *register else { continue };
+        if bytes == 4 && mask == ALL {
+            let values = file.low(register);
+            for lane in 0..WARP {
+                let start = addresses[lane] as usize + 4 * element;
+                worker.shared[start..start + 4].copy_from_slice(&values[lane].to_le_bytes());
+            }
+        } else {
+            let values = file.full(register);
+            for lane in lanes_of(mask) {
+                let start = addresses[lane] as usize + bytes * element;
+                worker.shared[start..start + bytes].copy_from_slice(&values[lane].to_le_bytes()[..bytes]);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The allocation that a warp's global access falls into, with the shape of its addresses.
+struct Placed {
+    buffer: usize,
+    /// Of the first active lane, in the allocation.
+    offset: u64,
+    shape: usize,
+}
+
+/// Finds shape and allocation of a global access and makes the checks that need no data. `None` when the lanes must be looked at
+/// one by one: they are too far apart, or in several allocations.
+#[inline(always)]
+fn global_shape(
+    worker: &mut Worker<'_>,
+    memory: &MemoryOp,
+    index: usize,
+    addresses: &[u64; WARP],
+    mask: u32,
+    site: &Site,
+) -> Result<Option<Placed>, Fail> {
+    let bytes = memory.lane_bytes();
+    let shapes = &mut worker.shapes[index];
+    let Some(shape) =
+        shapes.find(addresses, mask, || Pattern::new(Kind::Global, addresses, mask, bytes, memory.merged))
+    else {
+        return Ok(None);
+    };
+    let pattern = &mut shapes.patterns[shape];
+    if let Some(lane) = pattern.misaligned {
+        return Err(
+            site.fail(FaultKind::Misaligned { space: "global", address: addresses[lane as usize], bytes }, lane)
+        );
+    }
+    let first = addresses[mask.trailing_zeros() as usize];
+    let (low, span) = (first.wrapping_add_signed(pattern.low), (pattern.high - pattern.low) as u64);
+    let Some((buffer, found)) = worker.job.memory.find(low, span) else { return Ok(None) };
+    pattern.hits += 1;
+    Ok(Some(Placed { buffer, offset: first - found.base(), shape }))
+}
+
+/// Does what `each` does for one lane at a time, when a request's lanes have no common shape, and counts the request.
+#[cold]
+fn scattered(
+    worker: &mut Worker<'_>,
+    memory: &MemoryOp,
+    index: usize,
+    addresses: &[u64; WARP],
+    mask: u32,
+    site: &Site,
+    direction: Direction,
+    mut each: impl FnMut(&mut Worker<'_>, usize, usize, u64) -> Result<(), Fail>,
+) -> Result<(), Fail> {
+    let bytes = memory.lane_bytes();
+    let mut sectors = Vec::new();
+    for lane in lanes_of(mask) {
+        let address = addresses[lane];
+        let Some((buffer, found)) = worker.job.memory.find(address, bytes.into()) else {
+            return Err(site.fail(
+                FaultKind::OutOfBounds { space: "global", address, bytes, allocations: allocations(worker) },
+                lane as u32,
+            ));
+        };
+        if !address.is_multiple_of(bytes.into()) {
+            return Err(site.fail(FaultKind::Misaligned { space: "global", address, bytes }, lane as u32));
+        }
+        let offset = address - found.base();
+        worker.touched.note(buffer, offset, &[0], direction);
+        sectors.push(address / crate::pattern::SECTOR);
+        each(worker, lane, buffer, offset)?;
+    }
+    sectors.sort_unstable();
+    sectors.dedup();
+    let position = worker.program.memory[index].position;
+    let counted = crate::report::InstructionCounters {
+        requests: 1,
+        sectors: sectors.len() as u64,
+        sectors_ideal: u64::from(mask.count_ones() * bytes).div_ceil(crate::pattern::SECTOR),
+        ..Default::default()
+    };
+    worker.ptx[position] += counted;
+    worker.merged[position] += counted;
+    Ok(())
+}
+
+fn allocations(worker: &Worker<'_>) -> String {
+    let buffers = worker.job.memory.buffers();
+    let shown: Vec<_> =
+        buffers.iter().take(8).map(|b| format!("[{:#x}, {:#x})", b.base(), b.base() + b.bytes())).collect();
+    match buffers.len() {
+        0 => "global memory: nothing is allocated".into(),
+        1..=8 => format!("the allocations {}", shown.join(", ")),
+        n => format!("the allocations {} and {} more", shown.join(", "), n - 8),
+    }
+}
+
+/// A generic access that lies in the shared or local window; `None` when it is global.
+fn window(addresses: &[u64; WARP], mask: u32) -> Option<(u64, &'static str)> {
+    let first = addresses[mask.trailing_zeros() as usize];
+    [(SHARED_WINDOW, "shared"), (LOCAL_WINDOW, "local")]
+        .into_iter()
+        .find(|(start, _)| (*start..*start + WINDOW_BYTES).contains(&first))
+}
+
+#[inline(always)]
+pub(crate) fn load_global<const LEVEL: u8>(
+    worker: &mut Worker<'_>,
+    warp: &mut Warp,
+    op: &Op,
+    mask: u32,
+) -> Result<(), Fail> {
+    if mask == 0 {
+        return Ok(());
+    }
+    let program = worker.program;
+    let memory = &program.memory[op.aux as usize];
+    let site = Site { position: memory.position, warp: warp.index };
+    let mut file = File::of(warp);
+    let addresses = addresses64(&file, memory.base, memory.offset);
+    if memory.generic
+        && let Some((_, space)) = window(&addresses, mask)
+    {
+        return generic(worker, warp, memory, &addresses, mask, space, false);
+    }
+    let Some(placed) = global_shape(worker, memory, op.aux as usize, &addresses, mask, &site)? else {
+        let mut values = vec![[0u64; WARP]; memory.elements as usize];
+        scattered(
+            worker,
+            memory,
+            op.aux as usize,
+            &addresses,
+            mask,
+            &site,
+            Direction::Read,
+            |worker, lane, buffer, offset| {
+                let buffer = &worker.job.memory.buffers()[buffer];
+                check_written(buffer, offset, memory, lane as u32, &site)?;
+                for (element, values) in values.iter_mut().enumerate() {
+                    values[lane] =
+                        load_element(buffer, offset + element as u64 * u64::from(memory.bytes), memory.bytes);
+                }
+                Ok(())
+            },
+        )?;
+        for (register, values) in memory.registers.iter().zip(values) {
+            if let Some(register) = *register {
+                file.set(register, values.map(|value| extended(value, memory.bytes, memory.extend, register.1)), mask);
+            }
+        }
+        return Ok(());
+    };
+    let pattern = &worker.shapes[op.aux as usize].patterns[placed.shape];
+    let job = worker.job;
+    let buffer = &job.memory.buffers()[placed.buffer];
+    worker.touched.note(placed.buffer, placed.offset, &pattern.sectors, Direction::Read);
+    if buffer.tracks_writes() {
+        for &delta in &pattern.distinct {
+            let offset = placed.offset.wrapping_add_signed(delta.into());
+            check_written(buffer, offset, memory, pattern.lane_of(delta), &site)?;
+        }
+    }
+    for (element, register) in memory.registers.iter().enumerate() {
+        let Some(register) = *register else { continue };
+        let at = placed.offset + element as u64 * u64::from(memory.bytes);
+        if memory.bytes == 4 {
+            let mut table = [0u32; WARP];
+            for (entry, &delta) in pattern.distinct.iter().enumerate() {
+                table[entry] = buffer.load_word(at.wrapping_add_signed(delta.into()));
+            }
+            let values = pick::<LEVEL>(&table, pattern.distinct.len(), &pattern.chunk_of);
+            if register.1 {
+                file.set_wide(register.0, values.map(|v| extended(v.into(), 4, memory.extend, true)), mask);
+            } else {
+                file.set_narrow(register.0, values, mask);
+            }
+        } else {
+            let mut table = [0u64; WARP];
+            for (entry, &delta) in pattern.distinct.iter().enumerate() {
+                let value = load_element(buffer, at.wrapping_add_signed(delta.into()), memory.bytes);
+                table[entry] = extended(value, memory.bytes, memory.extend, register.1);
+            }
+            file.set(register, pattern.chunk_of.map(|entry| table[(entry & 31) as usize]), mask);
+        }
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn check_written(
+    buffer: &crate::memory::Buffer,
+    offset: u64,
+    memory: &MemoryOp,
+    lane: u32,
+    site: &Site,
+) -> Result<(), Fail> {
+    if buffer.is_written(offset, memory.lane_bytes()) {
+        return Ok(());
+    }
+    let address = buffer.base() + offset;
+    Err(site.fail(FaultKind::Uninitialised { space: "global", address, bytes: memory.lane_bytes(), remedy: "" }, lane))
+}
+
+#[inline(always)]
+fn load_element(buffer: &crate::memory::Buffer, offset: u64, bytes: u32) -> u64 {
+    match bytes {
+        1 | 2 => buffer.load_bytes(offset, bytes).into(),
+        4 => buffer.load_word(offset).into(),
+        _ => u64::from(buffer.load_word(offset)) | u64::from(buffer.load_word(offset + 4)) << 32,
+    }
+}
+
+#[inline(always)]
+fn store_element(buffer: &crate::memory::Buffer, offset: u64, bytes: u32, value: u64) {
+    match bytes {
+        1 | 2 => buffer.store_bytes(offset, bytes, value),
+        4 => buffer.store_word(offset, value as u32),
+        _ => {
+            buffer.store_word(offset, value as u32);
+            buffer.store_word(offset + 4, (value >> 32) as u32);
+        }
+    }
+}
+
+#[inline(always)]
+pub(crate) fn store_global(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<(), Fail> {
+    if mask == 0 {
+        return Ok(());
+    }
+    let program = worker.program;
+    let memory = &program.memory[op.aux as usize];
+    let site = Site { position: memory.position, warp: warp.index };
+    let file = File::of(warp);
+    let addresses = addresses64(&file, memory.base, memory.offset);
+    if memory.generic
+        && let Some((_, space)) = window(&addresses, mask)
+    {
+        return generic(worker, warp, memory, &addresses, mask, space, true);
+    }
+    let job = worker.job;
+    let Some(placed) = global_shape(worker, memory, op.aux as usize, &addresses, mask, &site)? else {
+        return scattered(
+            worker,
+            memory,
+            op.aux as usize,
+            &addresses,
+            mask,
+            &site,
+            Direction::Write,
+            |worker, lane, buffer, offset| {
+                let buffer = &worker.job.memory.buffers()[buffer];
+                for (element, register) in memory.registers.iter().enumerate() {
+                    if let Some(register) = *register {
+                        store_element(
+                            buffer,
+                            offset + element as u64 * u64::from(memory.bytes),
+                            memory.bytes,
+                            file.full(register)[lane],
+                        );
+                    }
+                }
+                buffer.mark_written(offset, memory.lane_bytes().into());
+                Ok(())
+            },
+        );
+    };
+    let pattern = &worker.shapes[op.aux as usize].patterns[placed.shape];
+    let buffer = &job.memory.buffers()[placed.buffer];
+    worker.touched.note(placed.buffer, placed.offset, &pattern.sectors, Direction::Write);
+    let base = buffer.base();
+    for (element, register) in memory.registers.iter().enumerate() {
+        let Some(register) = *register else { continue };
+        let values = file.full(register);
+        for lane in lanes_of(mask) {
+            store_element(
+                buffer,
+                addresses[lane] - base + element as u64 * u64::from(memory.bytes),
+                memory.bytes,
+                values[lane],
+            );
+        }
+    }
+    if buffer.tracks_writes() {
+        for &delta in &pattern.distinct {
+            buffer.mark_written(placed.offset.wrapping_add_signed(delta.into()), memory.lane_bytes().into());
+        }
+    }
+    Ok(())
+}
+
+/// A generic access to shared or local memory, lane by lane.
+#[cold]
+fn generic(
+    worker: &mut Worker<'_>,
+    warp: &mut Warp,
+    memory: &MemoryOp,
+    addresses: &[u64; WARP],
+    mask: u32,
+    space: &'static str,
+    store: bool,
+) -> Result<(), Fail> {
+    let site = Site { position: memory.position, warp: warp.index };
+    if space == "local" {
+        let narrow = addresses.map(|address| address.wrapping_sub(LOCAL_WINDOW));
+        return local_lanes(worker, warp, memory, &narrow, mask, store);
+    }
+    let size = worker.shared.len();
+    let bytes = memory.bytes as usize;
+    let narrow = addresses.map(|address| address.wrapping_sub(SHARED_WINDOW));
+    let Some(pattern) =
+        Pattern::new(Kind::Shared(worker.job.bank_rule), &narrow, mask, memory.lane_bytes(), memory.merged)
+    else {
+        return Err(site.shared_bounds(addresses[0], memory.lane_bytes(), size, 0));
+    };
+    for lane in lanes_of(mask) {
+        let start = narrow[lane];
+        if start.checked_add(memory.lane_bytes().into()).is_none_or(|end| end > size as u64) {
+            return Err(site.shared_bounds(start, memory.lane_bytes(), size, lane as u32));
+        }
+        if let Some(lane) = pattern.misaligned {
+            return Err(site.fail(
+                FaultKind::Misaligned { space: "shared", address: narrow[lane as usize], bytes: memory.lane_bytes() },
+                lane,
+            ));
+        }
+        let (word, bits) = word_bits(start as usize, memory.lane_bytes() as usize);
+        if store {
+            worker.written[word] |= bits;
+        } else if worker.written[word] & bits != bits {
+            return Err(site.fail(
+                FaultKind::Uninitialised { space: "shared", address: start, bytes: memory.lane_bytes(), remedy: "" },
+                lane as u32,
+            ));
+        }
+        worker.races.open[site.warp].note(word, bits, store, site.position);
+    }
+    worker.ptx[memory.position] += pattern.ptx;
+    worker.merged[memory.position] += pattern.merged;
+    let mut file = File::of(warp);
+    for (element, register) in memory.registers.iter().enumerate() {
+        let Some(register) = *register else { continue };
+        let mut values = file.full(register);
+        for lane in lanes_of(mask) {
+            let start = narrow[lane] as usize + element * bytes;
+            let place = &mut worker.shared[start..start + bytes];
+            if store {
+                place.copy_from_slice(&values[lane].to_le_bytes()[..bytes]);
+            } else {
+                let value = place.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
+                values[lane] = extended(value, memory.bytes, memory.extend, register.1);
+            }
+        }
+        if !store {
+            file.set(register, values, mask);
+        }
+    }
+    Ok(())
+}
+
+#[inline(never)]
+pub(crate) fn local(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32, store: bool) -> Result<(), Fail> {
+    let program = worker.program;
+    let memory = &program.memory[op.aux as usize];
+    let addresses = addresses64(&File::of(warp), memory.base, memory.offset);
+    local_lanes(worker, warp, memory, &addresses, mask, store)
+}
+
+fn local_lanes(
+    worker: &mut Worker<'_>,
+    warp: &mut Warp,
+    memory: &MemoryOp,
+    addresses: &[u64; WARP],
+    mask: u32,
+    store: bool,
+) -> Result<(), Fail> {
+    let site = Site { position: memory.position, warp: warp.index };
+    let size = worker.program.local_bytes;
+    let first_thread = warp.index * WARP;
+    let mut file = File::of(warp);
+    for (element, register) in memory.registers.iter().enumerate() {
+        let Some(register) = *register else { continue };
+        let mut values = file.full(register);
+        for lane in lanes_of(mask) {
+            let address = addresses[lane].wrapping_add(element as u64 * u64::from(memory.bytes));
+            if address.checked_add(memory.bytes.into()).is_none_or(|end| end > size) {
+                let allocations = format!("the thread's {size} bytes of local memory");
+                return Err(site.fail(
+                    FaultKind::OutOfBounds { space: "local", address, bytes: memory.bytes, allocations },
+                    lane as u32,
+                ));
+            }
+            if address % u64::from(memory.bytes) != 0 {
+                return Err(
+                    site.fail(FaultKind::Misaligned { space: "local", address, bytes: memory.bytes }, lane as u32)
+                );
+            }
+            let start = (first_thread + lane) * size as usize + address as usize;
+            let place = &mut worker.local[start..start + memory.bytes as usize];
+            if store {
+                place.copy_from_slice(&values[lane].to_le_bytes()[..memory.bytes as usize]);
+            } else {
+                let value = place.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
+                values[lane] = extended(value, memory.bytes, memory.extend, register.1);
+            }
+        }
+        if !store {
+            file.set(register, values, mask);
+        }
+    }
+    Ok(())
+}
+
+#[inline(never)]
+pub(crate) fn load_constant(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<(), Fail> {
+    let memory = &worker.program.memory[op.aux as usize];
+    let site = Site { position: memory.position, warp: warp.index };
+    let constants = worker.program.constant_memory.as_slice();
+    let mut file = File::of(warp);
+    let addresses = addresses64(&file, memory.base, memory.offset);
+    for (element, register) in memory.registers.iter().enumerate() {
+        let Some(register) = *register else { continue };
+        let mut values = file.full(register);
+        for lane in lanes_of(mask) {
+            let address = addresses[lane].wrapping_add(element as u64 * u64::from(memory.bytes));
+            let range = usize::try_from(address)
+                .ok()
+                .and_then(|start| constants.get(start..start.checked_add(memory.bytes as usize)?));
+            let Some(bytes) = range else {
+                let allocations = format!("the module's {} bytes of constant memory", constants.len());
+                return Err(site.fail(
+                    FaultKind::OutOfBounds { space: "constant", address, bytes: memory.bytes, allocations },
+                    lane as u32,
+                ));
+            };
+            let value = bytes.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
+            values[lane] = extended(value, memory.bytes, memory.extend, register.1);
+        }
+        file.set(register, values, mask);
+    }
+    Ok(())
+}
+
+/// Lanes of one instruction take effect in order. Atomics do not race with each other and are not noted as accesses.
+#[inline(never)]
+pub(crate) fn atomic_shared(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<(), Fail> {
+    if mask == 0 {
+        return Ok(());
+    }
+    let program = worker.program;
+    let memory = &program.memory[op.aux as usize];
+    let Some(atomic) = memory.atomic else { return Ok(()) };
+    let site = Site { position: memory.position, warp: warp.index };
+    let mut file = File::of(warp);
+    let addresses = addresses32(&file, memory.base, memory.offset);
+    shared_shape(worker, memory, op, &addresses, mask, &site)?;
+    let (a, b) = (file.narrow(op.a), file.narrow(op.b));
+    let mut old = [0u64; WARP];
+    for lane in lanes_of(mask) {
+        let start = addresses[lane] as usize;
+        let (word, bits) = word_bits(start, 4);
+        if worker.written[word] & bits != bits {
+            return Err(site.fail(
+                FaultKind::Uninitialised { space: "shared", address: start as u64, bytes: 4, remedy: "" },
+                lane as u32,
+            ));
+        }
+        old[lane] = little_endian::<4>(&worker.shared, start);
+        let new = (atomic.update)(old[lane], a[lane].into(), b[lane].into()) as u32;
+        worker.shared[start..start + 4].copy_from_slice(&new.to_le_bytes());
+    }
+    if let Some(Some(register)) = memory.registers.first() {
+        file.set(*register, old, mask);
+    }
+    Ok(())
+}
+
+/// See [`atomic_shared`].
+#[inline(never)]
+pub(crate) fn atomic_global(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<(), Fail> {
+    if mask == 0 {
+        return Ok(());
+    }
+    let program = worker.program;
+    let memory = &program.memory[op.aux as usize];
+    let Some(atomic) = memory.atomic else { return Ok(()) };
+    let site = Site { position: memory.position, warp: warp.index };
+    let mut file = File::of(warp);
+    let addresses = addresses64(&file, memory.base, memory.offset);
+    let (a, b) = (file.narrow(op.a), file.narrow(op.b));
+    let mut old = [0u64; WARP];
+    scattered(
+        worker,
+        memory,
+        op.aux as usize,
+        &addresses,
+        mask,
+        &site,
+        Direction::Write,
+        |worker, lane, buffer, offset| {
+            let buffer = &worker.job.memory.buffers()[buffer];
+            check_written(buffer, offset, memory, lane as u32, &site)?;
+            old[lane] = buffer
+                .update_word(offset, |old| (atomic.update)(old.into(), a[lane].into(), b[lane].into()) as u32)
+                .into();
+            Ok(())
+        },
+    )?;
+    if let Some(Some(register)) = memory.registers.first() {
+        file.set(*register, old, mask);
+    }
+    Ok(())
+}
+
+/// `cp.async`: the bytes are read now and arrive by policy; until then the destination counts as unwritten.
+#[inline(never)]
+pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<(), Fail> {
+    if mask == 0 {
+        return Ok(());
+    }
+    let program = worker.program;
+    let memory = &program.memory[op.aux as usize];
+    let Some((source_base, source_offset)) = memory.source else { return Ok(()) };
+    let site = Site { position: memory.position, warp: warp.index };
+    let (to, from, take) = {
+        let file = File::of(warp);
+        let take = memory.take.map(|place| file.narrow(place));
+        (addresses32(&file, memory.base, memory.offset), addresses64(&file, source_base, source_offset), take)
+    };
+    let size = worker.shared.len();
+    let bytes = memory.bytes;
+    for lane in lanes_of(mask) {
+        if to[lane] as usize + bytes as usize > size {
+            return Err(site.shared_bounds(to[lane].into(), bytes, size, lane as u32));
+        }
+        if to[lane] % bytes != 0 {
+            return Err(
+                site.fail(FaultKind::Misaligned { space: "shared", address: to[lane].into(), bytes }, lane as u32)
+            );
+        }
+    }
+    // Lanes that take no bytes read nothing (9.7.9.25.3.1).
+    let taken = |lane: usize| take.map_or(bytes, |take| take[lane].min(bytes));
+    let reading = lanes_of(mask).filter(|&lane| taken(lane) > 0).fold(0u32, |reading, lane| reading | 1 << lane);
+    let mut copies = Vec::with_capacity(WARP);
+    let mut contents = [[0u8; 16]; WARP];
+    let mut read = |worker: &Worker<'_>, lane: usize, buffer: usize, offset: u64| {
+        let buffer = &worker.job.memory.buffers()[buffer];
+        for word in 0..bytes.div_ceil(4) {
+            if 4 * word < taken(lane) {
+                if !buffer.is_written(offset + 4 * u64::from(word), 4) {
+                    let address = buffer.base() + offset + 4 * u64::from(word);
+                    return Err(site.fail(
+                        FaultKind::Uninitialised { space: "global", address, bytes: 4, remedy: "" },
+                        lane as u32,
+                    ));
+                }
+                let value = buffer.load_word(offset + 4 * u64::from(word));
+                contents[lane][4 * word as usize..][..4].copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        contents[lane][taken(lane) as usize..].fill(0);
+        Ok(())
+    };
+    if reading != 0 {
+        match global_shape(worker, memory, op.aux as usize, &from, reading, &site)? {
+            Some(placed) => {
+                let pattern = &worker.shapes[op.aux as usize].patterns[placed.shape];
+                worker.touched.note(placed.buffer, placed.offset, &pattern.sectors, Direction::Read);
+                let base = worker.job.memory.buffers()[placed.buffer].base();
+                for lane in lanes_of(reading) {
+                    read(worker, lane, placed.buffer, from[lane] - base)?;
+                }
+            }
+            None => {
+                scattered(
+                    worker,
+                    memory,
+                    op.aux as usize,
+                    &from,
+                    reading,
+                    &site,
+                    Direction::Read,
+                    |worker, lane, buffer, offset| read(worker, lane, buffer, offset),
+                )?;
+            }
+        }
+    }
+    for lane in lanes_of(mask) {
+        copies.push(PendingCopy {
+            to: to[lane] as usize,
+            bytes: contents[lane][..bytes as usize].to_vec(),
+            position: memory.position,
+        });
+    }
+    if worker.job.completes_now() || (worker.job.is_random() && worker.draw().is_multiple_of(2)) {
+        copies.iter().for_each(|copy| worker.deliver(site.warp, copy));
+        return Ok(());
+    }
+    for copy in &copies {
+        let (word, bits) = word_bits(copy.to, copy.bytes.len());
+        worker.written[word] &= !bits;
+    }
+    if let Some(filling) = warp.copies.last_mut() {
+        filling.append(&mut copies);
+    }
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! Which place of the register file each register of a kernel takes.
+//!
+//! Compilers emit a fresh register per value, thousands of them; a warp's file of all would fall out of the cache. Registers
+//! that are never live together share a place (linear scan over live ranges, Poletto and Sarkar 1999).
+
+use std::collections::HashMap;
+
+use ptx::{Cfg, Kernel, Register, Type};
+
+/// What a register needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Width {
+    Predicate,
+    Narrow,
+    Wide,
+}
+
+impl Width {
+    pub(crate) fn of(ty: Type) -> Option<Self> {
+        match ty.bits() {
+            1 => Some(Self::Predicate),
+            8 | 16 | 32 => Some(Self::Narrow),
+            64 => Some(Self::Wide),
+            _ => None,
+        }
+    }
+}
+
+/// The places of a kernel's registers.
+pub(crate) struct Allocation {
+    pub places: HashMap<Register, (Width, u32)>,
+    /// Places of each width: predicates, narrow, wide.
+    pub predicates: u32,
+    pub narrow: u32,
+    pub wide: u32,
+    /// 32-bit registers live at once, at most.
+    pub live: u32,
+}
+
+/// Live sets above this many bits are not computed: every register then gets a place of its own.
+const LIVENESS_LIMIT: usize = 1 << 30;
+
+/// Places for every register a validated kernel uses; an error names a register too wide to hold.
+pub(crate) fn allocate(kernel: &Kernel, cfg: &Cfg) -> Result<Allocation, String> {
+    let mut ids = HashMap::new();
+    let mut registers = Vec::new();
+    for instruction in kernel.instructions() {
+        let mut note = |register: Register| {
+            ids.entry(register).or_insert_with(|| {
+                registers.push(register);
+                registers.len() - 1
+            });
+        };
+        instruction.for_each_use(&mut note);
+        instruction.for_each_def(&mut note);
+    }
+    let widths = registers
+        .iter()
+        .map(|&r| {
+            let ty = kernel.register_type(r).unwrap_or(Type::B32);
+            Width::of(ty).ok_or_else(|| {
+                format!("register `{}` is {} bits wide", kernel.register_name(r).unwrap_or_default(), ty.bits())
+            })
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+
+    let ranges = if cfg.blocks.len().saturating_mul(registers.len()) > LIVENESS_LIMIT {
+        vec![(0, usize::MAX); registers.len()]
+    } else {
+        live_ranges(kernel, cfg, &ids)
+    };
+
+    let mut order: Vec<usize> = (0..registers.len()).collect();
+    order.sort_by_key(|&id| ranges[id].0);
+    let mut allocation =
+        Allocation { places: HashMap::with_capacity(registers.len()), predicates: 0, narrow: 0, wide: 0, live: 0 };
+    let mut free: [Vec<u32>; 3] = Default::default();
+    // Live registers by the end of their range, the soonest on top.
+    let mut active = std::collections::BinaryHeap::new();
+    let mut live = 0;
+    for id in order {
+        let (start, end) = ranges[id];
+        while let Some(&std::cmp::Reverse((ended, other))) = active.peek()
+            && ended < start
+        {
+            active.pop();
+            let (width, place) = allocation.places[&registers[other]];
+            free[width as usize].push(place);
+            live -= cost(width);
+        }
+        let width = widths[id];
+        let count = match width {
+            Width::Predicate => &mut allocation.predicates,
+            Width::Narrow => &mut allocation.narrow,
+            Width::Wide => &mut allocation.wide,
+        };
+        let place = free[width as usize].pop().unwrap_or_else(|| {
+            *count += 1;
+            *count - 1
+        });
+        allocation.places.insert(registers[id], (width, place));
+        active.push(std::cmp::Reverse((end, id)));
+        live += cost(width);
+        allocation.live = allocation.live.max(live);
+    }
+    Ok(allocation)
+}
+
+fn cost(width: Width) -> u32 {
+    match width {
+        Width::Predicate => 0,
+        Width::Narrow => 1,
+        Width::Wide => 2,
+    }
+}
+
+/// For each register the first and last position where it holds a value somebody reads, loops included.
+fn live_ranges(kernel: &Kernel, cfg: &Cfg, ids: &HashMap<Register, usize>) -> Vec<(usize, usize)> {
+    let instructions: Vec<_> = kernel.instructions().collect();
+    let words = ids.len().div_ceil(64);
+    let blocks = cfg.blocks.len();
+    let (mut gen_, mut kill) = (vec![0u64; blocks * words], vec![0u64; blocks * words]);
+    for (index, block) in cfg.blocks.iter().enumerate() {
+        let at = index * words;
+        for position in block.instructions.clone() {
+            let instruction = instructions[position];
+            instruction.for_each_use(|r| {
+                let id = ids[&r];
+                if kill[at + id / 64] >> (id % 64) & 1 == 0 {
+                    gen_[at + id / 64] |= 1 << (id % 64);
+                }
+            });
+            instruction.for_each_def(|r| {
+                let id = ids[&r];
+                // A guarded write leaves the other lanes' value in place: it reads as much as it writes.
+                if instruction.guard.is_none() {
+                    kill[at + id / 64] |= 1 << (id % 64);
+                } else if kill[at + id / 64] >> (id % 64) & 1 == 0 {
+                    gen_[at + id / 64] |= 1 << (id % 64);
+                }
+            });
+        }
+    }
+    let (mut live_in, mut live_out) = (gen_.clone(), vec![0u64; blocks * words]);
+    let mut changed = true;
+    while changed {
+        changed = false;
+        for (index, block) in cfg.blocks.iter().enumerate().rev() {
+            for word in 0..words {
+                let at = index * words + word;
+                let out = block.successors.iter().fold(live_out[at], |out, &next| out | live_in[next * words + word]);
+                let into = gen_[at] | out & !kill[at];
+                changed |= out != live_out[at] || into != live_in[at];
+                live_out[at] = out;
+                live_in[at] = into;
+            }
+        }
+    }
+    let mut ranges = vec![(usize::MAX, 0); ids.len()];
+    let mut extend = |id: usize, position: usize| {
+        let range: &mut (usize, usize) = &mut ranges[id];
+        range.0 = range.0.min(position);
+        range.1 = range.1.max(position);
+    };
+    for (index, block) in cfg.blocks.iter().enumerate() {
+        let (first, last) = (block.instructions.start, block.instructions.end - 1);
+        for word in 0..words {
+            let at = index * words + word;
+            for (set, position) in [(live_in[at], first), (live_out[at], last)] {
+                let mut rest = set;
+                while rest != 0 {
+                    extend(word * 64 + rest.trailing_zeros() as usize, position);
+                    rest &= rest - 1;
+                }
+            }
+        }
+        for position in block.instructions.clone() {
+            instructions[position].for_each_use(|r| extend(ids[&r], position));
+            instructions[position].for_each_def(|r| extend(ids[&r], position));
+        }
+    }
+    ranges
+}

@@ -1,0 +1,329 @@
+//! A CTA's memory, barriers and checks, and the schedule of its warps.
+
+use crate::fault::{Fault, FaultKind, RunError};
+use crate::pattern::Shapes;
+use crate::program::Program;
+use crate::race::{Race, Races};
+use crate::report::InstructionCounters;
+use crate::run::Job;
+use crate::traffic::Touched;
+use crate::warp::{PendingCopy, State, Warp};
+
+/// What goes wrong inside a CTA; where is added by [`Worker::fault`].
+pub(crate) type Fail = Box<(FaultKind, usize, usize, u32)>;
+
+/// Named barriers of a CTA (PTX ISA 9.7.13.1).
+const BARRIERS: u32 = 16;
+
+/// One named barrier.
+#[derive(Clone, Debug, Default)]
+struct Barrier {
+    arrived: u32,
+    /// Threads that complete it, once somebody has said.
+    expected: Option<u32>,
+    /// Warps that arrived, and those of them that wait.
+    warps: u64,
+    waiting: u64,
+    /// `bar.red`: threads whose predicate holds.
+    votes: u32,
+}
+
+/// Why a warp stopped running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// It may go on.
+    Pause,
+    /// It arrived at a barrier.
+    Barrier(Arrival),
+    Done,
+}
+
+/// A warp's arrival at a barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    pub id: u32,
+    pub threads: Option<u32>,
+    /// Whether the warp waits there.
+    pub waits: bool,
+    pub votes: u32,
+}
+
+/// What one worker thread needs to run CTAs, one after the other.
+pub(crate) struct Worker<'a> {
+    pub job: &'a Job<'a>,
+    pub program: &'a Program,
+    /// By memory instruction.
+    pub shapes: Vec<Shapes>,
+    /// By instruction: executions, and lanes that were not active in them.
+    pub executions: Vec<u64>,
+    pub idle_lanes: Vec<u64>,
+    pub ptx: Vec<InstructionCounters>,
+    pub merged: Vec<InstructionCounters>,
+    pub touched: Touched,
+    pub shared: Vec<u8>,
+    /// One bit per byte of shared memory that something wrote.
+    pub written: Vec<u64>,
+    pub local: Vec<u8>,
+    pub races: Races,
+    pub random: u64,
+    barriers: Vec<Barrier>,
+    warps: Vec<Warp>,
+    cta: [u32; 3],
+}
+
+impl<'a> Worker<'a> {
+    pub(crate) fn new(job: &'a Job<'a>, program: &'a Program) -> Self {
+        let warps = job.threads.div_ceil(32) as usize;
+        Self {
+            job,
+            program,
+            shapes: program.memory.iter().map(|_| Shapes::default()).collect(),
+            executions: vec![0; program.ops.len()],
+            idle_lanes: vec![0; program.ops.len()],
+            ptx: vec![InstructionCounters::default(); program.ops.len()],
+            merged: vec![InstructionCounters::default(); program.ops.len()],
+            touched: Touched::new(job.memory),
+            shared: vec![0; job.shared_bytes],
+            written: vec![0; job.shared_bytes.div_ceil(64)],
+            local: vec![0; program.local_bytes as usize * 32 * warps],
+            races: Races::default(),
+            random: 0,
+            barriers: vec![Barrier::default(); BARRIERS as usize],
+            warps: (0..warps).map(|index| Warp::new(index, program.narrow, program.wide, program.predicates)).collect(),
+            cta: [0; 3],
+        }
+    }
+
+    /// Runs one CTA to its end.
+    pub(crate) fn run_cta(&mut self, linear: u64) -> Result<(), RunError> {
+        self.cta = self.job.cta_index(linear);
+        self.shared.fill(0);
+        self.written.fill(0);
+        self.races.reset(self.warps.len(), self.job.shared_bytes);
+        self.barriers.fill(Barrier::default());
+        self.random = self.job.seed(linear);
+        let mut warps = std::mem::take(&mut self.warps);
+        for warp in &mut warps {
+            self.job.start_warp(self.program, warp, self.cta);
+        }
+        let outcome = self.schedule(&mut warps);
+        self.warps = warps;
+        self.touched.end_cta();
+        for (memory, shapes) in self.program.memory.iter().zip(&mut self.shapes) {
+            if shapes.is_crowded() {
+                shapes.drain(&mut self.ptx[memory.position], &mut self.merged[memory.position]);
+            }
+        }
+        outcome
+    }
+
+    fn schedule(&mut self, warps: &mut [Warp]) -> Result<(), RunError> {
+        let budget = self.job.options.budget_per_cta;
+        let mut spent = 0;
+        let mut order: Vec<usize> = (0..warps.len()).collect();
+        loop {
+            let mut ran = false;
+            if self.job.is_random() {
+                for index in (1..order.len()).rev() {
+                    order.swap(index, (self.draw() % (index as u64 + 1)) as usize);
+                }
+            }
+            for &index in &order {
+                if warps[index].state != State::Ready {
+                    continue;
+                }
+                ran = true;
+                let mut fuel = if self.job.is_random() { 1 + self.draw() % 64 } else { QUANTUM };
+                fuel = fuel.min(budget.saturating_sub(spent)).max(1);
+                let given = fuel;
+                let stop = self.job.level.run(self, &mut warps[index], &mut fuel).map_err(|fail| self.fault(*fail))?;
+                spent += given - fuel;
+                match stop {
+                    Stop::Pause => {}
+                    Stop::Done => {
+                        warps[index].state = State::Done;
+                        self.finish_copies(&mut warps[index], 0, true);
+                        // Barriers that wait for every thread no longer wait for these.
+                        for id in 0..BARRIERS {
+                            self.complete(warps, id).map_err(|fail| self.fault(*fail))?;
+                        }
+                    }
+                    Stop::Barrier(arrival) => self.arrive(warps, index, arrival).map_err(|fail| self.fault(*fail))?,
+                }
+                if spent >= budget {
+                    let pc = warps[index].pc;
+                    return Err(self.fault((FaultKind::Budget { budget }, pc, index, 0)));
+                }
+                if self.job.is_cancelled() {
+                    return Err(RunError::Cancelled);
+                }
+            }
+            if warps.iter().all(|warp| warp.state == State::Done) {
+                return self.races.finish().map_err(|race| self.race(race));
+            }
+            if !ran {
+                return Err(self.deadlock(warps));
+            }
+        }
+    }
+
+    /// The next number of the policy's sequence (splitmix64, Steele, Lea and Flood 2014).
+    pub(crate) fn draw(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn arrive(&mut self, warps: &mut [Warp], index: usize, arrival: Arrival) -> Result<(), Fail> {
+        let pc = warps[index].pc;
+        let fail = |kind| Box::new((kind, pc, index, warps[index].active.trailing_zeros() & 31));
+        let Arrival { id, threads, waits, votes } = arrival;
+        let Some(barrier) = self.barriers.get_mut(id as usize) else { return Err(fail(FaultKind::BarrierId { id })) };
+        if let Some(threads) = threads {
+            let limit = 32 * warps.len() as u32;
+            if threads == 0 || threads % 32 != 0 || threads > limit {
+                return Err(fail(FaultKind::BarrierCount { id, found: threads, expected: limit }));
+            }
+            match barrier.expected {
+                Some(expected) if expected != threads => {
+                    return Err(fail(FaultKind::BarrierCount { id, found: threads, expected }));
+                }
+                _ => barrier.expected = Some(threads),
+            }
+        }
+        barrier.arrived += 32;
+        barrier.warps |= 1 << index;
+        barrier.votes += votes;
+        if waits {
+            barrier.waiting |= 1 << index;
+            warps[index].state = State::Waiting(id);
+        } else {
+            warps[index].pc += 1;
+        }
+        self.complete(warps, id)
+    }
+
+    /// Lets the waiting warps go if enough threads have arrived.
+    fn complete(&mut self, warps: &mut [Warp], id: u32) -> Result<(), Fail> {
+        let live = 32 * warps.iter().filter(|warp| warp.state != State::Done).count() as u32;
+        let barrier = &mut self.barriers[id as usize];
+        let expected = barrier.expected.unwrap_or(live);
+        if barrier.arrived == 0 || barrier.arrived < expected {
+            return Ok(());
+        }
+        let done = std::mem::take(barrier);
+        self.races.barrier(done.warps).map_err(|race| self.race_failure(race))?;
+        for warp in warps.iter_mut().filter(|warp| done.waiting >> warp.index & 1 == 1) {
+            warp.state = State::Ready;
+            self.release(warp, done.votes, done.arrived);
+        }
+        Ok(())
+    }
+
+    /// A barrier has completed: its instruction gets its result and the warp goes on behind it.
+    fn release(&mut self, warp: &mut Warp, votes: u32, arrived: u32) {
+        use ptx::Modifier;
+        let op = self.program.ops[warp.pc];
+        if let Some((mode, _)) = self.program.barriers[op.aux as usize].reduce {
+            let threads = arrived.min(self.job.threads);
+            match mode {
+                Modifier::Popc => {
+                    for lane in crate::pattern::lanes_of(warp.active) {
+                        warp.narrow[op.d as usize].0[lane] = votes;
+                    }
+                }
+                mode => {
+                    let holds = if mode == Modifier::And { votes == threads } else { votes > 0 };
+                    let predicate = &mut warp.predicates[op.d as usize];
+                    *predicate = *predicate & !warp.active | if holds { warp.active } else { 0 };
+                }
+            }
+        }
+        warp.pc += 1;
+    }
+
+    /// Completes a warp's copy groups until at most `remaining` are in flight; also the one being filled if `open`.
+    pub(crate) fn finish_copies(&mut self, warp: &mut Warp, remaining: usize, open: bool) {
+        while warp.copies.len() > remaining + 1 {
+            let group = warp.copies.remove(0);
+            group.iter().for_each(|copy| self.deliver(warp.index, copy));
+        }
+        if open && let Some(group) = warp.copies.last_mut() {
+            let group = std::mem::take(group);
+            group.iter().for_each(|copy| self.deliver(warp.index, copy));
+        }
+    }
+
+    /// Puts the bytes of a copy in place.
+    pub(crate) fn deliver(&mut self, warp: usize, copy: &PendingCopy) {
+        self.shared[copy.to..copy.to + copy.bytes.len()].copy_from_slice(&copy.bytes);
+        let (word, bits) = word_bits(copy.to, copy.bytes.len());
+        self.written[word] |= bits;
+        self.races.open[warp].note(word, bits, true, copy.position);
+    }
+
+    fn race_failure(&self, race: Race) -> Fail {
+        let (kind, position, warp) = self.describe(race);
+        Box::new((kind, position, warp, 0))
+    }
+
+    fn race(&self, race: Race) -> RunError {
+        let (kind, position, warp) = self.describe(race);
+        self.fault((kind, position, warp, 0))
+    }
+
+    fn describe(&self, race: Race) -> (FaultKind, usize, usize) {
+        let (first, second) = race.warps;
+        let (earlier, later) = race.positions;
+        let position = later.or(earlier).unwrap_or(self.program.ops.len() - 1);
+        let other = match later.and(earlier) {
+            Some(position) => self.job.instruction(position),
+            None => "not known: too many accesses to remember".into(),
+        };
+        (FaultKind::Race { address: race.address, first: first as u32, second: second as u32, other }, position, second)
+    }
+
+    fn deadlock(&self, warps: &[Warp]) -> RunError {
+        let stuck: Vec<_> = warps.iter().filter(|warp| warp.state != State::Done).collect();
+        let shown = stuck.iter().take(8).map(|warp| {
+            let why = match warp.state {
+                State::Waiting(id) => {
+                    let barrier = &self.barriers[id as usize];
+                    let expected = barrier.expected.map_or("all".into(), |threads| threads.to_string());
+                    format!("waits at barrier {id} ({} of {expected} threads arrived)", barrier.arrived)
+                }
+                _ => "cannot run".into(),
+            };
+            format!("warp {} {why} at {}", warp.index, self.job.instruction(warp.pc))
+        });
+        let mut positions = shown.collect::<Vec<_>>().join("; ");
+        if stuck.len() > 8 {
+            positions.push_str(&format!("; and {} more warps", stuck.len() - 8));
+        }
+        let first = stuck.first().map_or((0, 0), |warp| (warp.pc, warp.index));
+        self.fault((FaultKind::Deadlock { positions }, first.0, first.1, 0))
+    }
+
+    /// A failure with everything a reader wants to know about where it happened.
+    pub(crate) fn fault(&self, (kind, position, warp, lane): (FaultKind, usize, usize, u32)) -> RunError {
+        let (instruction, place) = self.job.source(position);
+        RunError::Fault(Box::new(Fault {
+            kind,
+            position,
+            instruction,
+            place,
+            cta: self.cta,
+            thread: warp as u32 * 32 + lane,
+        }))
+    }
+}
+
+/// Warp instructions a warp runs before others get their turn.
+const QUANTUM: u64 = 1 << 18;
+
+/// Bytes as bits of the 64-bit word they lie in; they lie in one.
+pub(crate) fn word_bits(start: usize, bytes: usize) -> (usize, u64) {
+    (start / 64, (u64::MAX >> (64 - bytes)) << (start % 64))
+}

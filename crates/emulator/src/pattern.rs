@@ -1,0 +1,267 @@
+//! What follows from the shape of a warp's addresses alone, computed once per shape.
+//!
+//! Bank conflicts, sectors, alignment and which bytes are touched depend only on the distances between the lanes' addresses
+//! and on the first address modulo [`PERIOD`]. A kernel's instruction meets few shapes, so each is analysed once and then
+//! recognised: this is what makes counting cheap.
+
+use crate::banks::{self, BankRule};
+use crate::lanes::{WARP, expand};
+use crate::program::Merged;
+use crate::report::InstructionCounters;
+
+/// Addresses that differ by a multiple of this fall on the same banks, sectors and bit positions.
+pub(crate) const PERIOD: u64 = 128;
+/// Bytes of a sector of global memory.
+pub(crate) const SECTOR: u64 = 32;
+
+/// Which memory a pattern is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Shared(BankRule),
+    Global,
+}
+
+/// One shape of addresses of one instruction.
+pub(crate) struct Pattern {
+    active: u32,
+    phase: u64,
+    /// Distance of each lane from the first active one; 0 for inactive lanes.
+    deltas: [i32; WARP],
+    /// The lowest and, exclusively, the highest byte touched, from the first active lane's address.
+    pub low: i64,
+    pub high: i64,
+    /// A lane whose address is not a multiple of the access size.
+    pub misaligned: Option<u32>,
+    /// The distinct lane addresses, as distances, and for each lane which of them it is.
+    pub distinct: Vec<i32>,
+    pub chunk_of: [u32; WARP],
+    /// The bytes touched as bits of 64-byte words, by distance from the word of the first address.
+    pub words: Vec<(i64, u64)>,
+    /// The sectors touched, by distance from the sector of the first address.
+    pub sectors: Vec<i64>,
+    /// What one execution counts, as PTX states it and after the merge.
+    pub ptx: InstructionCounters,
+    pub merged: InstructionCounters,
+    /// Executions so far.
+    pub hits: u64,
+}
+
+impl Pattern {
+    /// Whether these addresses, of the lanes in `active`, have this shape. `lanes` is `active` expanded.
+    #[inline(always)]
+    pub(crate) fn matches(&self, addresses: &[u64; WARP], first: u64, active: u32, lanes: &[u32; WARP]) -> bool {
+        let mut differing = 0;
+        for lane in 0..WARP {
+            let delta = addresses[lane].wrapping_sub(first);
+            // The high halves are compared too: a distance beyond 32 bits matches nothing.
+            let expected = self.deltas[lane] as i64 as u64;
+            let difference = delta ^ expected;
+            differing |= (difference as u32 | (difference >> 32) as u32) & lanes[lane];
+        }
+        differing == 0 && self.active == active && self.phase == first % PERIOD
+    }
+
+    /// As [`Pattern::matches`], for 32-bit addresses.
+    #[inline(always)]
+    pub(crate) fn matches_narrow(&self, addresses: &[u32; WARP], first: u32, active: u32, lanes: &[u32; WARP]) -> bool {
+        let mut differing = 0;
+        for lane in 0..WARP {
+            differing |= (addresses[lane].wrapping_sub(first) ^ self.deltas[lane] as u32) & lanes[lane];
+        }
+        differing == 0 && self.active == active && self.phase == u64::from(first) % PERIOD
+    }
+
+    /// A lane at this distance from the first active one.
+    pub(crate) fn lane_of(&self, delta: i32) -> u32 {
+        lanes_of(self.active).find(|&lane| self.deltas[lane] == delta).unwrap_or(0) as u32
+    }
+
+    /// The lane that reaches furthest up to an address, when the first active lane is at `first`.
+    pub(crate) fn lane_at(&self, first: u32, address: u64) -> u32 {
+        let distance = address as i64 - i64::from(first);
+        let reaching = self.distinct.iter().rev().find(|&&delta| i64::from(delta) <= distance);
+        self.lane_of(reaching.copied().unwrap_or(0))
+    }
+
+    /// Analyses a shape; `None` when the lanes are further apart than 32 bits can say. At least one lane is active.
+    pub(crate) fn new(kind: Kind, addresses: &[u64; WARP], active: u32, bytes: u32, merged: Merged) -> Option<Self> {
+        let first = addresses[active.trailing_zeros() as usize];
+        let mut deltas = [0i32; WARP];
+        for lane in lanes_of(active) {
+            deltas[lane] = i32::try_from(addresses[lane].wrapping_sub(first) as i64).ok()?;
+        }
+        let mut distinct: Vec<i32> = lanes_of(active).map(|lane| deltas[lane]).collect();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let mut chunk_of = [0; WARP];
+        for lane in lanes_of(active) {
+            chunk_of[lane] = distinct.partition_point(|&delta| delta < deltas[lane]) as u32;
+        }
+        let size = i64::from(bytes);
+        let misaligned =
+            lanes_of(active).find(|&lane| !addresses[lane].is_multiple_of(u64::from(bytes))).map(|lane| lane as u32);
+        let mut words: Vec<(i64, u64)> = Vec::new();
+        let mut sectors = Vec::new();
+        if misaligned.is_none() {
+            let inside = (first % 64) as i64;
+            for &delta in &distinct {
+                let start = inside + i64::from(delta);
+                let bits = ((1u64 << bytes) - 1) << start.rem_euclid(64);
+                match words.last_mut() {
+                    Some((word, mask)) if *word == start.div_euclid(64) => *mask |= bits,
+                    _ => words.push((start.div_euclid(64), bits)),
+                }
+            }
+            sectors = distinct_sectors(first, &distinct, size);
+        }
+        let mut pattern = Self {
+            active,
+            phase: first % PERIOD,
+            deltas,
+            low: i64::from(distinct[0]),
+            high: i64::from(distinct[distinct.len() - 1]) + size,
+            misaligned,
+            distinct,
+            chunk_of,
+            words,
+            sectors,
+            ptx: InstructionCounters::default(),
+            merged: InstructionCounters::default(),
+            hits: 0,
+        };
+        if misaligned.is_none() {
+            pattern.ptx = count(kind, addresses, active, bytes);
+            pattern.merged = match merged {
+                Merged::Alone => pattern.ptx,
+                Merged::Follower => InstructionCounters::default(),
+                Merged::Leader { delta, bytes } => {
+                    let moved = addresses.map(|address| address.wrapping_add_signed(i64::from(delta)));
+                    count(kind, &moved, active, bytes)
+                }
+            };
+        }
+        Some(pattern)
+    }
+}
+
+/// The lanes of a mask.
+pub(crate) fn lanes_of(active: u32) -> impl Iterator<Item = usize> {
+    (0..WARP).filter(move |lane| active >> lane & 1 == 1)
+}
+
+fn distinct_sectors(first: u64, distinct: &[i32], size: i64) -> Vec<i64> {
+    let inside = (first % SECTOR) as i64;
+    let mut sectors: Vec<i64> = distinct
+        .iter()
+        .flat_map(|&delta| {
+            let start = inside + i64::from(delta);
+            start.div_euclid(SECTOR as i64)..=(start + size - 1).div_euclid(SECTOR as i64)
+        })
+        .collect();
+    sectors.sort_unstable();
+    sectors.dedup();
+    sectors
+}
+
+/// What one request counts: its passes through the banks or its sectors.
+fn count(kind: Kind, addresses: &[u64; WARP], active: u32, bytes: u32) -> InstructionCounters {
+    let mut counters = InstructionCounters { requests: 1, ..Default::default() };
+    match kind {
+        Kind::Shared(rule) => {
+            let narrow = addresses.map(|address| address as u32);
+            let passes = banks::wavefronts(&narrow, active, bytes, rule);
+            counters.wavefronts = u64::from(passes.count);
+            counters.wavefronts_ideal = u64::from(passes.ideal);
+        }
+        Kind::Global => {
+            let first = addresses[active.trailing_zeros() as usize];
+            let mut distinct: Vec<i32> =
+                lanes_of(active).map(|lane| addresses[lane].wrapping_sub(first) as i32).collect();
+            distinct.sort_unstable();
+            distinct.dedup();
+            counters.sectors = distinct_sectors(first, &distinct, i64::from(bytes)).len() as u64;
+            counters.sectors_ideal = (distinct.len() as u64 * u64::from(bytes)).div_ceil(SECTOR);
+        }
+    }
+    counters
+}
+
+/// The shapes one instruction has met, the latest first.
+#[derive(Default)]
+pub(crate) struct Shapes {
+    pub patterns: Vec<Pattern>,
+    pub recent: usize,
+}
+
+/// Shapes kept per instruction; beyond it the hits are counted and the oldest shapes forgotten.
+const KEPT: usize = 64;
+
+impl Shapes {
+    /// The index of the shape of these addresses, which is analysed if it is new.
+    #[inline(always)]
+    pub(crate) fn find(
+        &mut self,
+        addresses: &[u64; WARP],
+        active: u32,
+        analyse: impl FnOnce() -> Option<Pattern>,
+    ) -> Option<usize> {
+        let first = addresses[active.trailing_zeros() as usize];
+        let lanes = expand(active);
+        if let Some(pattern) = self.patterns.get(self.recent)
+            && pattern.matches(addresses, first, active, &lanes)
+        {
+            return Some(self.recent);
+        }
+        let known = self.patterns.iter().position(|pattern| pattern.matches(addresses, first, active, &lanes));
+        self.remember(known, analyse)
+    }
+
+    /// As [`Shapes::find`], for 32-bit addresses.
+    #[inline(always)]
+    pub(crate) fn find_narrow(
+        &mut self,
+        addresses: &[u32; WARP],
+        active: u32,
+        analyse: impl FnOnce() -> Option<Pattern>,
+    ) -> Option<usize> {
+        let first = addresses[active.trailing_zeros() as usize];
+        let lanes = expand(active);
+        if let Some(pattern) = self.patterns.get(self.recent)
+            && pattern.matches_narrow(addresses, first, active, &lanes)
+        {
+            return Some(self.recent);
+        }
+        let known = self.patterns.iter().position(|pattern| pattern.matches_narrow(addresses, first, active, &lanes));
+        self.remember(known, analyse)
+    }
+
+    #[cold]
+    fn remember(&mut self, known: Option<usize>, analyse: impl FnOnce() -> Option<Pattern>) -> Option<usize> {
+        self.recent = match known {
+            Some(index) => index,
+            None => {
+                self.patterns.push(analyse()?);
+                self.patterns.len() - 1
+            }
+        };
+        Some(self.recent)
+    }
+
+    /// Adds what was counted to the totals; forgets the shapes if they have become many.
+    pub(crate) fn drain(&mut self, ptx: &mut InstructionCounters, merged: &mut InstructionCounters) {
+        for pattern in &mut self.patterns {
+            *ptx += pattern.ptx.times(pattern.hits);
+            *merged += pattern.merged.times(pattern.hits);
+            pattern.hits = 0;
+        }
+        if self.patterns.len() > KEPT {
+            self.patterns.clear();
+            self.recent = 0;
+        }
+    }
+
+    /// Whether there are so many that [`Shapes::drain`] should be called before more are added.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.patterns.len() > KEPT
+    }
+}

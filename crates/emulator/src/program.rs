@@ -1,0 +1,1006 @@
+//! A kernel decoded once into what the interpreter runs.
+
+use std::collections::HashMap;
+
+use ptx::{Base, Cfg, Instruction, Kernel, Kind, Modifier, Opcode, Operand, Register, Role, Space, Special, Type};
+
+use crate::allocate::{Width, allocate};
+use crate::fault::RunError;
+use crate::merge;
+use crate::scalar;
+
+/// Where shared memory appears in the generic address space.
+pub(crate) const SHARED_WINDOW: u64 = 0x1_0000_0000;
+/// Where local memory appears in the generic address space.
+pub(crate) const LOCAL_WINDOW: u64 = 0x2_0000_0000;
+/// The size of either window.
+pub(crate) const WINDOW_BYTES: u64 = 0x1_0000_0000;
+
+/// What the interpreter does for an instruction. Names end in the width of what is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Code {
+    Nop,
+    Mov32,
+    Mov64,
+    FmaF32,
+    AddF32,
+    SubF32,
+    MulF32,
+    MaxF32,
+    MinF32,
+    NegF32,
+    AbsF32,
+    Ex2F32,
+    Ex2FtzF32,
+    RcpF32,
+    DivF32,
+    Add32,
+    Sub32,
+    Mul32,
+    Mad32,
+    And32,
+    Or32,
+    Xor32,
+    Shl32,
+    ShrU32,
+    ShrS32,
+    MinU32,
+    MaxU32,
+    MinS32,
+    MaxS32,
+    Add64,
+    Sub64,
+    Mul64,
+    Mad64,
+    And64,
+    Or64,
+    Xor64,
+    Shl64,
+    ShrU64,
+    MulWideU,
+    MulWideS,
+    MadWideU,
+    MadWideS,
+    ZeroExtend,
+    SignExtend,
+    Truncate,
+    Pack64,
+    Unpack64,
+    Pack32,
+    Unpack32,
+    F16ToF32,
+    F32ToF16,
+    F32ToBf16,
+    F32ToF16x2,
+    F32ToBf16x2,
+    SetpF32,
+    SetpU32,
+    SetpS32,
+    SetpU64,
+    SetpS64,
+    SetpOther,
+    Selp32,
+    Selp64,
+    PredicateMov,
+    PredicateAnd,
+    PredicateOr,
+    PredicateXor,
+    PredicateNot,
+    /// Any function of up to four scalars, lane by lane.
+    Scalar,
+    LoadShared,
+    StoreShared,
+    LoadGlobal,
+    StoreGlobal,
+    LoadLocal,
+    StoreLocal,
+    LoadConstant,
+    AtomicShared,
+    AtomicGlobal,
+    CopyAsync,
+    CopyCommit,
+    CopyWait,
+    Shuffle,
+    Vote,
+    ActiveMask,
+    BarrierSync,
+    BarrierArrive,
+    BarrierReduce,
+    WarpSync,
+    Branch,
+    Exit,
+    Trap,
+}
+
+/// A predicate read, possibly complemented: the place times two, plus one if complemented.
+pub(crate) type PredicateRef = u32;
+/// No guard.
+pub(crate) const UNGUARDED: u32 = u32::MAX;
+
+/// One decoded instruction. Operands are places in the register file (or predicates, for predicate code).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Op {
+    pub code: Code,
+    pub d: u32,
+    pub a: u32,
+    pub b: u32,
+    pub c: u32,
+    /// An index into one of [`Program`]'s tables, or a jump target.
+    pub aux: u32,
+    pub guard: u32,
+}
+
+/// How a loaded value fills its register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extend {
+    Zero,
+    Sign,
+}
+
+/// What a merged access is counted as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Merged {
+    /// As it stands.
+    Alone,
+    /// As one of `bytes` bytes per lane, `delta` bytes from this one's address.
+    Leader { delta: i32, bytes: u32 },
+    /// By another instruction.
+    Follower,
+}
+
+/// What a memory instruction does.
+#[derive(Clone, Debug)]
+pub(crate) struct MemoryOp {
+    /// The register the address counts from, and whether it is wide; `None` for an absolute address.
+    pub base: Option<(u32, bool)>,
+    pub offset: i64,
+    /// Bytes of an element.
+    pub bytes: u32,
+    /// Elements of a lane's access.
+    pub elements: u32,
+    /// The registers of the elements: place, and whether it is wide; `None` is `_`.
+    pub registers: Vec<Option<(u32, bool)>>,
+    pub extend: Extend,
+    pub generic: bool,
+    pub merged: Merged,
+    pub atomic: Option<Atomic>,
+    /// `cp.async`: the source address, and the register with the bytes to take (the rest is zero).
+    pub source: Option<(Option<(u32, bool)>, i64)>,
+    pub take: Option<u32>,
+    /// For messages: the position of the instruction.
+    pub position: usize,
+}
+
+impl MemoryOp {
+    /// Bytes a lane accesses.
+    pub(crate) fn lane_bytes(&self) -> u32 {
+        self.bytes * self.elements
+    }
+}
+
+/// What an atomic does to memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Atomic {
+    /// From the old value and one or two operands to the new value.
+    pub update: fn(u64, u64, u64) -> u64,
+}
+
+/// A function of scalars.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScalarOp {
+    pub function: fn(u64, u64, u64, u64) -> u64,
+    pub sources: [(u32, Width); 4],
+    pub destination: Width,
+}
+
+/// A comparison that is combined with another predicate.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Comparison {
+    pub compare: scalar::Compare,
+    /// For types without fast code.
+    pub function: Option<fn(u64, u64) -> (bool, bool, bool)>,
+    pub wide: bool,
+    pub combine: Option<(Modifier, PredicateRef)>,
+    /// The second predicate, with the complement.
+    pub other: Option<u32>,
+}
+
+/// The other operands of an exchange or vote.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WarpOp {
+    pub mode: Modifier,
+    pub members: u32,
+    /// `shfl`: the clamp and segment mask's register.
+    pub clamp: u32,
+    /// `shfl`: the predicate that says whether the source lane was in range.
+    pub in_range: Option<u32>,
+}
+
+/// The operands of a barrier instruction, all registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BarrierOp {
+    pub id: u32,
+    pub threads: Option<u32>,
+    /// `.aligned`: all of a warp's threads arrive together.
+    pub aligned: bool,
+    pub reduce: Option<(Modifier, PredicateRef)>,
+}
+
+/// A decoded kernel.
+pub(crate) struct Program {
+    pub ops: Vec<Op>,
+    pub memory: Vec<MemoryOp>,
+    pub scalars: Vec<ScalarOp>,
+    pub comparisons: Vec<Comparison>,
+    pub warp_ops: Vec<WarpOp>,
+    pub barriers: Vec<BarrierOp>,
+    /// Registers of each width that a warp needs.
+    pub narrow: u32,
+    pub wide: u32,
+    pub predicates: u32,
+    /// Constants and the places that hold them.
+    pub constants: Vec<(u32, Width, u64)>,
+    pub specials: Vec<(u32, Width, Special)>,
+    /// Bytes of static shared memory, and where dynamic memory starts.
+    pub static_shared: u64,
+    /// Bytes of local memory per thread.
+    pub local_bytes: u64,
+    /// Constant memory.
+    pub constant_memory: Vec<u8>,
+    pub live_registers: u32,
+}
+
+/// Predicate places with fixed values.
+pub(crate) const FALSE: u32 = 0;
+pub(crate) const TRUE: u32 = 1;
+const FIXED_PREDICATES: u32 = 2;
+
+struct Decoder {
+    program: Program,
+    places: HashMap<Register, (Width, u32)>,
+    label_positions: Vec<usize>,
+    constants: HashMap<(u64, Width), u32>,
+    specials: HashMap<Special, u32>,
+    /// The address of each variable in its space.
+    variables: Vec<u64>,
+    /// Parameter memory and where each parameter starts.
+    params: Vec<u8>,
+    param_offsets: Vec<u64>,
+    merged: HashMap<usize, Merged>,
+    position: usize,
+}
+
+const MAX_DECLARED: u64 = 1 << 26;
+
+impl Program {
+    /// Decodes a validated kernel. `params` is parameter memory, laid out as [`parameter_layout`] says.
+    pub(crate) fn new(kernel: &Kernel, params: Vec<u8>) -> Result<Self, RunError> {
+        let cfg = Cfg::of(kernel);
+        let allocation = allocate(kernel, &cfg).map_err(|reason| RunError::Unsupported {
+            instruction: kernel.name.clone(),
+            place: None,
+            reason,
+        })?;
+        let (variables, static_shared, local_bytes, constant_memory) = lay_out(kernel)?;
+        let mut decoder = Decoder {
+            program: Program {
+                ops: Vec::new(),
+                memory: Vec::new(),
+                scalars: Vec::new(),
+                comparisons: Vec::new(),
+                warp_ops: Vec::new(),
+                barriers: Vec::new(),
+                narrow: allocation.narrow,
+                wide: allocation.wide,
+                predicates: allocation.predicates + FIXED_PREDICATES,
+                constants: Vec::new(),
+                specials: Vec::new(),
+                static_shared,
+                local_bytes,
+                constant_memory,
+                live_registers: allocation.live,
+            },
+            places: allocation.places,
+            label_positions: cfg.label_positions,
+            constants: HashMap::new(),
+            specials: HashMap::new(),
+            variables,
+            param_offsets: parameter_layout(kernel).0,
+            params,
+            merged: merged_accesses(kernel),
+            position: 0,
+        };
+        for (position, instruction) in kernel.instructions().enumerate() {
+            decoder.position = position;
+            let op = decoder.decode(instruction).map_err(|reason| RunError::Unsupported {
+                instruction: kernel.instruction_text(instruction),
+                place: place(kernel, instruction),
+                reason,
+            })?;
+            decoder.program.ops.push(op);
+        }
+        // Running off the end is `ret`.
+        decoder.program.ops.push(Op { code: Code::Exit, d: 0, a: 0, b: 0, c: 0, aux: 0, guard: UNGUARDED });
+        Ok(decoder.program)
+    }
+}
+
+/// The source place of an instruction as messages give it.
+pub(crate) fn place(kernel: &Kernel, instruction: &Instruction) -> Option<(String, u32)> {
+    kernel
+        .user_location(instruction)
+        .map(|location| (kernel.files.get(location.file as usize).cloned().unwrap_or_default(), location.line))
+}
+
+/// The offset of each parameter in parameter memory, and its size.
+pub(crate) fn parameter_layout(kernel: &Kernel) -> (Vec<u64>, u64) {
+    let mut end = 0u64;
+    let offsets = kernel
+        .params
+        .iter()
+        .map(|param| {
+            let start = end.checked_next_multiple_of(u64::from(param.alignment())).unwrap_or(end);
+            end = start.saturating_add(param.bytes());
+            start
+        })
+        .collect();
+    (offsets, end)
+}
+
+/// The address of each variable in its space, and the bytes each space takes: shared, local, and constant memory's contents.
+fn lay_out(kernel: &Kernel) -> Result<(Vec<u64>, u64, u64, Vec<u8>), RunError> {
+    let (mut shared, mut local, mut constant) = (0u64, 0u64, Vec::new());
+    let mut addresses = vec![0; kernel.variables.len()];
+    let refuse =
+        |name: &str, why: &str| RunError::Launch(format!("variable `{name}` of kernel `{}` {why}", kernel.name));
+    // Dynamic shared memory lies behind all static variables.
+    let dynamic_last = kernel
+        .variables
+        .iter()
+        .enumerate()
+        .filter(|(_, v)| v.elements.is_some())
+        .chain(kernel.variables.iter().enumerate().filter(|(_, v)| v.elements.is_none()));
+    for (index, variable) in dynamic_last {
+        let align = u64::from(variable.align.max(1));
+        if variable.bytes() > MAX_DECLARED {
+            return Err(refuse(
+                &variable.name,
+                &format!("takes {} bytes; the emulator allows {MAX_DECLARED}", variable.bytes()),
+            ));
+        }
+        let place = |end: &mut u64| {
+            let start = end.next_multiple_of(align);
+            *end = start + variable.bytes();
+            start
+        };
+        addresses[index] = match variable.space {
+            Space::Shared => place(&mut shared),
+            Space::Local => place(&mut local),
+            Space::Const => {
+                let mut end = constant.len() as u64;
+                let start = place(&mut end);
+                constant.resize(end as usize, 0);
+                let held = variable.init.len().min(variable.bytes() as usize);
+                constant[start as usize..start as usize + held].copy_from_slice(&variable.init[..held]);
+                start
+            }
+            Space::Global => {
+                return Err(refuse(&variable.name, "is in global memory, which the emulator does not lay out yet"));
+            }
+        };
+        if shared > MAX_DECLARED || local > MAX_DECLARED {
+            return Err(refuse(&variable.name, "does not fit"));
+        }
+    }
+    Ok((addresses, shared, local, constant))
+}
+
+fn merged_accesses(kernel: &Kernel) -> HashMap<usize, Merged> {
+    let instructions: Vec<_> = kernel.instructions().collect();
+    let offset = |position: usize| {
+        instructions[position].operands().iter().find_map(|operand| match operand {
+            Operand::Memory(address) => Some(address.offset),
+            _ => None,
+        })
+    };
+    let mut merged = HashMap::new();
+    for group in merge::groups(kernel) {
+        for &member in &group.members {
+            merged.insert(member, Merged::Follower);
+        }
+        let lowest = group.members.iter().filter_map(|&member| offset(member)).min();
+        let delta = lowest.zip(offset(group.leader)).map_or(0, |(lowest, own)| lowest - own);
+        merged.insert(group.leader, Merged::Leader { delta: delta as i32, bytes: group.bytes_per_lane });
+    }
+    merged
+}
+
+type Decoded<T> = Result<T, String>;
+
+/// An operand's place and width.
+type Placed = (u32, Width);
+
+impl Decoder {
+    fn constant(&mut self, value: u64, width: Width) -> u32 {
+        let next = match width {
+            Width::Wide => &mut self.program.wide,
+            _ => &mut self.program.narrow,
+        };
+        *self.constants.entry((value, width)).or_insert_with(|| {
+            *next += 1;
+            self.program.constants.push((*next - 1, width, value));
+            *next - 1
+        })
+    }
+
+    fn special(&mut self, special: Special) -> Placed {
+        let width = if special.ty().bits() == 64 { Width::Wide } else { Width::Narrow };
+        let next = match width {
+            Width::Wide => &mut self.program.wide,
+            _ => &mut self.program.narrow,
+        };
+        let place = *self.specials.entry(special).or_insert_with(|| {
+            *next += 1;
+            self.program.specials.push((*next - 1, width, special));
+            *next - 1
+        });
+        (place, width)
+    }
+
+    fn register(&self, register: Register) -> Decoded<Placed> {
+        self.places.get(&register).map(|&(width, place)| (place, width)).ok_or_else(|| "a register has no place".into())
+    }
+
+    /// A source operand of a type: its place, as wide as the register or the type is.
+    fn source(&mut self, operand: &Operand, ty: Type) -> Decoded<Placed> {
+        let width = Width::of(ty).ok_or_else(|| format!("{ty} values are not held"))?;
+        let mask = if ty.bits() == 64 { u64::MAX } else { (1 << ty.bits()) - 1 };
+        let value = match operand {
+            Operand::Register(register) => return self.register(*register),
+            Operand::Special(special) => return Ok(self.special(*special)),
+            Operand::Integer(value) if ty == Type::F32 => u64::from((*value as f32).to_bits()),
+            Operand::Integer(value) if ty == Type::F64 => (*value as f64).to_bits(),
+            Operand::Integer(value) => *value as u64,
+            Operand::F32(bits) if ty == Type::F64 => f64::from(f32::from_bits(*bits)).to_bits(),
+            Operand::F32(bits) => u64::from(*bits),
+            Operand::F64(bits) if ty == Type::F32 => u64::from((f64::from_bits(*bits) as f32).to_bits()),
+            Operand::F64(bits) => *bits,
+            Operand::VariableAddress(variable, offset) => {
+                self.variables[variable.0 as usize].wrapping_add(*offset as u64)
+            }
+            Operand::ParameterAddress(..) => return Err("the address of a parameter is not a value here".into()),
+            other => return Err(format!("operand {other:?} is not a value")),
+        };
+        Ok((self.constant(value & mask, width), width))
+    }
+
+    fn predicate(&self, operand: &Operand) -> Decoded<PredicateRef> {
+        match operand {
+            Operand::Register(register) => Ok(self.predicate_place(*register)? * 2),
+            Operand::NotPredicate(register) => Ok(self.predicate_place(*register)? * 2 + 1),
+            Operand::Integer(value) => Ok(2 * if *value == 0 { FALSE } else { TRUE }),
+            other => Err(format!("operand {other:?} is not a predicate")),
+        }
+    }
+
+    fn predicate_place(&self, register: Register) -> Decoded<u32> {
+        match self.register(register)? {
+            (place, Width::Predicate) => Ok(place + FIXED_PREDICATES),
+            _ => Err("a predicate was expected".into()),
+        }
+    }
+
+    /// A place for a result, or one that nobody reads for `_`.
+    fn destination(&mut self, operand: &Operand, ty: Type) -> Decoded<Placed> {
+        match operand {
+            Operand::Register(register) | Operand::RegisterPair(register, _) => self.register(*register),
+            Operand::Sink => {
+                let width = Width::of(ty).unwrap_or(Width::Narrow);
+                let next = if width == Width::Wide { &mut self.program.wide } else { &mut self.program.narrow };
+                *next += 1;
+                Ok((*next - 1, width))
+            }
+            other => Err(format!("operand {other:?} cannot be written")),
+        }
+    }
+
+    fn decode(&mut self, instruction: &Instruction) -> Decoded<Op> {
+        let guard = match instruction.guard {
+            Some(guard) => self.predicate_place(guard.predicate)? * 2 + u32::from(guard.negated),
+            None => UNGUARDED,
+        };
+        let mut op = Op { code: Code::Nop, d: 0, a: 0, b: 0, c: 0, aux: 0, guard };
+        match instruction.opcode() {
+            Opcode::Bra => {
+                let label = instruction.target().ok_or("a branch without a target")?;
+                op.code = Code::Branch;
+                op.aux = self.label_positions[label.0 as usize] as u32;
+            }
+            Opcode::Ret | Opcode::Exit => op.code = Code::Exit,
+            Opcode::Trap => op.code = Code::Trap,
+            Opcode::Nanosleep | Opcode::Membar | Opcode::Fence | Opcode::Prefetch => op.code = Code::Nop,
+            Opcode::Ld | Opcode::St | Opcode::Atom | Opcode::Red => self.memory(instruction, &mut op)?,
+            Opcode::CpAsync => self.copy(instruction, &mut op)?,
+            Opcode::Bar | Opcode::Barrier => self.barrier(instruction, &mut op)?,
+            Opcode::Shfl | Opcode::Vote | Opcode::Activemask => self.warp_op(instruction, &mut op)?,
+            Opcode::Setp => self.comparison(instruction, &mut op)?,
+            Opcode::Mov => self.mov(instruction, &mut op)?,
+            _ => self.arithmetic(instruction, &mut op)?,
+        }
+        Ok(op)
+    }
+
+    fn mov(&mut self, instruction: &Instruction, op: &mut Op) -> Decoded<()> {
+        let ty = instruction.ty().ok_or("mov without a type")?;
+        let [to, from] = instruction.operands() else { return Err("mov has two operands".into()) };
+        if ty == Type::Pred {
+            (op.code, op.a) = (Code::PredicateMov, self.predicate(from)?);
+            op.d = self.destination_predicate(to)?;
+            return Ok(());
+        }
+        match (to, from) {
+            (Operand::Vector(parts), whole) => {
+                let [low, high] = parts.as_slice() else { return Err("only two parts are unpacked".into()) };
+                let part = if ty.bits() == 64 { Type::B32 } else { Type::B16 };
+                op.code = if ty.bits() == 64 { Code::Unpack64 } else { Code::Unpack32 };
+                op.a = self.source(whole, ty)?.0;
+                (op.d, op.b) = (self.destination(low, part)?.0, self.destination(high, part)?.0);
+            }
+            (whole, Operand::Vector(parts)) => {
+                let [low, high] = parts.as_slice() else { return Err("only two parts are packed".into()) };
+                let part = if ty.bits() == 64 { Type::B32 } else { Type::B16 };
+                op.code = if ty.bits() == 64 { Code::Pack64 } else { Code::Pack32 };
+                op.d = self.destination(whole, ty)?.0;
+                (op.a, op.b) = (self.source(low, part)?.0, self.source(high, part)?.0);
+            }
+            (to, from) => {
+                let (d, width) = self.destination(to, ty)?;
+                let (a, from_width) = self.source(from, ty)?;
+                (op.d, op.a) = (d, a);
+                op.code = match (width, from_width) {
+                    (Width::Wide, Width::Wide) => Code::Mov64,
+                    (Width::Narrow, Width::Narrow) => Code::Mov32,
+                    (Width::Narrow, Width::Wide) => Code::Truncate,
+                    (Width::Wide, Width::Narrow) => Code::ZeroExtend,
+                    _ => return Err("a predicate is not a number".into()),
+                };
+            }
+        }
+        Ok(())
+    }
+
+    fn destination_predicate(&mut self, operand: &Operand) -> Decoded<u32> {
+        match operand {
+            Operand::Register(register) => self.predicate_place(*register),
+            other => Err(format!("operand {other:?} is not a predicate that can be written")),
+        }
+    }
+
+    fn comparison(&mut self, instruction: &Instruction, op: &mut Op) -> Decoded<()> {
+        let ty = instruction.ty().ok_or("setp without a type")?;
+        let operands = instruction.operands();
+        let mut other = None;
+        op.d = match &operands[0] {
+            Operand::RegisterPair(p, q) => {
+                other = Some(self.predicate_place(*q)?);
+                self.predicate_place(*p)?
+            }
+            operand => self.destination_predicate(operand)?,
+        };
+        let ((a, width), (b, _)) = (self.source(&operands[1], ty)?, self.source(&operands[2], ty)?);
+        (op.a, op.b) = (a, b);
+        let compare = scalar::Compare::of(instruction.modifiers()[0]).ok_or("an unknown comparison")?;
+        let combine = match instruction.modifiers().get(1) {
+            Some(&bool_op @ (Modifier::And | Modifier::Or | Modifier::Xor)) => {
+                Some((bool_op, self.predicate(&operands[3])?))
+            }
+            _ => None,
+        };
+        let mut function = None;
+        op.code = match ty {
+            Type::F32 if !instruction.has(Modifier::Ftz) => Code::SetpF32,
+            Type::U32 | Type::B32 => Code::SetpU32,
+            Type::S32 => Code::SetpS32,
+            Type::U64 | Type::B64 => Code::SetpU64,
+            Type::S64 => Code::SetpS64,
+            // Narrow unsigned numbers are held with zeros above them.
+            Type::U16 | Type::B16 => Code::SetpU32,
+            _ => {
+                function = Some(
+                    scalar::order(ty, instruction.has(Modifier::Ftz)).ok_or_else(|| format!("{ty} is not compared"))?,
+                );
+                Code::SetpOther
+            }
+        };
+        op.aux = self.program.comparisons.len() as u32;
+        self.program.comparisons.push(Comparison { compare, function, wide: width == Width::Wide, combine, other });
+        Ok(())
+    }
+
+    fn arithmetic(&mut self, instruction: &Instruction, op: &mut Op) -> Decoded<()> {
+        use Code::*;
+        let ty = instruction.ty().ok_or("an instruction without a type")?;
+        if ty == Type::Pred {
+            let operands = instruction.operands();
+            op.d = self.destination_predicate(&operands[0])?;
+            op.a = self.predicate(&operands[1])?;
+            if let Some(operand) = operands.get(2) {
+                op.b = self.predicate(operand)?;
+            }
+            op.code = match instruction.opcode() {
+                Opcode::And => PredicateAnd,
+                Opcode::Or => PredicateOr,
+                Opcode::Xor => PredicateXor,
+                Opcode::Not => PredicateNot,
+                _ => return Err("not an operation on predicates".into()),
+            };
+            return Ok(());
+        }
+
+        let mut sources: Vec<Placed> = Vec::new();
+        let mut destination = None;
+        for (slot, operand) in instruction.slots() {
+            let rule = match slot.kind {
+                Kind::Value(rule) | Kind::Movable(rule) => rule,
+                Kind::Predicate if slot.role == Role::Use => {
+                    sources.push((self.predicate(operand)?, Width::Predicate));
+                    continue;
+                }
+                Kind::Predicate => {
+                    destination = Some((self.destination_predicate(operand)?, Width::Predicate));
+                    continue;
+                }
+                Kind::Integer => {
+                    sources.push(self.source(operand, Type::B64)?);
+                    continue;
+                }
+                _ => return Err("an operand the interpreter has no code for".into()),
+            };
+            let operand_ty = instruction.resolve(rule).ok_or("an operand without a type")?;
+            match slot.role {
+                Role::Def => destination = Some(self.destination(operand, operand_ty)?),
+                Role::Use => sources.push(self.source(operand, operand_ty)?),
+            }
+        }
+        let destination = destination.ok_or("an instruction without a result")?;
+        op.d = destination.0;
+        let place = |index: usize| sources.get(index).map_or(0, |source| source.0);
+        (op.a, op.b, op.c) = (place(0), place(1), place(2));
+
+        let plain = |allowed: &[Modifier]| {
+            instruction.modifiers().iter().all(|modifier| modifier.as_type().is_some() || allowed.contains(modifier))
+        };
+        let nearest = plain(&[Modifier::Rn]);
+        let widths_fit = |width: Width| {
+            destination.1 == width && sources.iter().all(|source| source.1 == width || source.1 == Width::Predicate)
+        };
+        let narrow = widths_fit(Width::Narrow);
+        let wide = widths_fit(Width::Wide);
+        let lo = plain(&[Modifier::Lo]);
+        let two = instruction.types().nth(1);
+        use Type as T;
+        let fast = match (instruction.opcode(), ty) {
+            (Opcode::Fma | Opcode::Mad, T::F32) if nearest => Some(FmaF32),
+            (Opcode::Add, T::F32) if nearest => Some(AddF32),
+            (Opcode::Sub, T::F32) if nearest => Some(SubF32),
+            (Opcode::Mul, T::F32) if nearest => Some(MulF32),
+            (Opcode::Max, T::F32) if plain(&[]) => Some(MaxF32),
+            (Opcode::Min, T::F32) if plain(&[]) => Some(MinF32),
+            (Opcode::Neg, T::F32) if plain(&[]) => Some(NegF32),
+            (Opcode::Abs, T::F32) if plain(&[]) => Some(AbsF32),
+            (Opcode::Ex2, T::F32) if plain(&[Modifier::Approx]) => Some(Ex2F32),
+            (Opcode::Ex2, T::F32) => Some(Ex2FtzF32),
+            (Opcode::Rcp, T::F32) if plain(&[Modifier::Approx, Modifier::Rn]) => Some(RcpF32),
+            (Opcode::Div, T::F32) if plain(&[Modifier::Approx, Modifier::Full, Modifier::Rn]) => Some(DivF32),
+            (Opcode::Add, T::U32 | T::S32) if narrow && plain(&[]) => Some(Add32),
+            (Opcode::Sub, T::U32 | T::S32) if narrow && plain(&[]) => Some(Sub32),
+            (Opcode::Mul, T::U32 | T::S32) if narrow && lo => Some(Mul32),
+            (Opcode::Mad, T::U32 | T::S32) if narrow && lo => Some(Mad32),
+            (Opcode::And, T::B32 | T::B16) if narrow => Some(And32),
+            (Opcode::Or, T::B32 | T::B16) if narrow => Some(Or32),
+            (Opcode::Xor, T::B32 | T::B16) if narrow => Some(Xor32),
+            (Opcode::Shl, T::B32) if narrow => Some(Shl32),
+            (Opcode::Shr, T::B32 | T::U32) if narrow => Some(ShrU32),
+            (Opcode::Shr, T::S32) if narrow => Some(ShrS32),
+            (Opcode::Min, T::U32) if narrow => Some(MinU32),
+            (Opcode::Max, T::U32) if narrow => Some(MaxU32),
+            (Opcode::Min, T::S32) if narrow => Some(MinS32),
+            (Opcode::Max, T::S32) if narrow => Some(MaxS32),
+            (Opcode::Add, T::U64 | T::S64) if wide => Some(Add64),
+            (Opcode::Sub, T::U64 | T::S64) if wide => Some(Sub64),
+            (Opcode::Mul, T::U64 | T::S64) if wide && lo => Some(Mul64),
+            (Opcode::Mad, T::U64 | T::S64) if wide && lo => Some(Mad64),
+            (Opcode::And, T::B64) if wide => Some(And64),
+            (Opcode::Or, T::B64) if wide => Some(Or64),
+            (Opcode::Xor, T::B64) if wide => Some(Xor64),
+            (Opcode::Shl, T::B64) if sources[0].1 == Width::Wide => Some(Shl64),
+            (Opcode::Shr, T::B64 | T::U64) if sources[0].1 == Width::Wide => Some(ShrU64),
+            (Opcode::Mul, T::U32) if instruction.has(Modifier::Wide) => Some(MulWideU),
+            (Opcode::Mul, T::S32) if instruction.has(Modifier::Wide) => Some(MulWideS),
+            (Opcode::Mad, T::U32) if instruction.has(Modifier::Wide) => Some(MadWideU),
+            (Opcode::Mad, T::S32) if instruction.has(Modifier::Wide) => Some(MadWideS),
+            (Opcode::Selp, _) if narrow => Some(Selp32),
+            (Opcode::Selp, _) if wide => Some(Selp64),
+            (Opcode::Cvt, T::U64 | T::S64) if two == Some(T::U32) && plain(&[]) => Some(ZeroExtend),
+            (Opcode::Cvt, T::U64 | T::S64) if two == Some(T::S32) && plain(&[]) => Some(SignExtend),
+            (Opcode::Cvt, T::U32 | T::S32)
+                if matches!(two, Some(T::U64 | T::S64)) && destination.1 == Width::Narrow && plain(&[]) =>
+            {
+                Some(Truncate)
+            }
+            (Opcode::Cvt, T::F32) if two == Some(T::F16) && plain(&[]) => Some(F16ToF32),
+            (Opcode::Cvt, T::F16) if two == Some(T::F32) && nearest => Some(F32ToF16),
+            (Opcode::Cvt, T::Bf16) if two == Some(T::F32) && nearest => Some(F32ToBf16),
+            (Opcode::Cvt, T::F16x2) if nearest => Some(F32ToF16x2),
+            (Opcode::Cvt, T::Bf16x2) if nearest => Some(F32ToBf16x2),
+            _ => None,
+        };
+        if let Some(code) = fast {
+            op.code = code;
+            return Ok(());
+        }
+        let function = scalar::function(instruction)?;
+        let mut padded = [(0, Width::Narrow); 4];
+        if sources.len() > padded.len() {
+            return Err("too many operands".into());
+        }
+        padded[..sources.len()].copy_from_slice(&sources);
+        op.code = Scalar;
+        op.aux = self.program.scalars.len() as u32;
+        self.program.scalars.push(ScalarOp { function, sources: padded, destination: destination.1 });
+        Ok(())
+    }
+
+    /// Where an address counts from: a register, or nothing, and the constant part.
+    fn address(&mut self, operand: &Operand) -> Decoded<(Option<(u32, bool)>, i64)> {
+        let Operand::Memory(address) = operand else { return Err("an address was expected".into()) };
+        Ok(match address.base {
+            Base::Register(register) => match self.register(register)? {
+                (place, Width::Wide) => (Some((place, true)), address.offset),
+                (place, Width::Narrow) => (Some((place, false)), address.offset),
+                _ => return Err("a predicate is not an address".into()),
+            },
+            Base::Variable(variable) => {
+                (None, (self.variables[variable.0 as usize] as i64).wrapping_add(address.offset))
+            }
+            Base::Absolute => (None, address.offset),
+            Base::Parameter(_) => return Err("parameter memory is only loaded from by name".into()),
+        })
+    }
+
+    fn memory(&mut self, instruction: &Instruction, op: &mut Op) -> Decoded<()> {
+        let ty = instruction.ty().ok_or("a memory access without a type")?;
+        let opcode = instruction.opcode();
+        let operands = instruction.operands();
+        let space = |names: &[Modifier]| names.iter().any(|&name| instruction.has(name));
+        if opcode == Opcode::Ld && space(&[Modifier::Param, Modifier::ParamEntry]) {
+            return self.load_parameter(instruction, op);
+        }
+        let (address, values) = match opcode {
+            Opcode::Ld => (&operands[1], &operands[..1]),
+            Opcode::Atom => (&operands[1], &operands[..1]),
+            _ => (&operands[0], &operands[1..2]),
+        };
+        let shared = space(&[Modifier::Shared, Modifier::SharedCta]);
+        let local = instruction.has(Modifier::Local);
+        let constant = instruction.has(Modifier::Const);
+        if space(&[Modifier::SharedCluster, Modifier::ParamFunc]) {
+            return Err("this state space is not there yet".into());
+        }
+        let (base, offset) = self.address(address)?;
+        let elements = match &values[0] {
+            Operand::Vector(elements) => elements.as_slice(),
+            single => std::slice::from_ref(single),
+        };
+        if ty.bits() > 64 {
+            return Err(format!("{ty} values are not held"));
+        }
+        let mut registers = Vec::with_capacity(elements.len());
+        for element in elements {
+            registers.push(match element {
+                Operand::Sink => None,
+                element if opcode == Opcode::St || opcode == Opcode::Red => {
+                    let (place, width) = self.source(element, ty)?;
+                    Some((place, width == Width::Wide))
+                }
+                element => {
+                    let (place, width) = self.destination(element, ty)?;
+                    Some((place, width == Width::Wide))
+                }
+            });
+        }
+        let mut atomic = None;
+        if matches!(opcode, Opcode::Atom | Opcode::Red) {
+            if ty.bits() != 32 {
+                return Err("atomics are executed on 32 bits".into());
+            }
+            atomic = Some(Atomic { update: scalar::atomic(instruction)? });
+            let first = if opcode == Opcode::Atom { 2 } else { 1 };
+            op.a = self.source(&operands[first], ty)?.0;
+            op.b = match operands.get(first + 1) {
+                Some(operand) => self.source(operand, ty)?.0,
+                None => op.a,
+            };
+            if opcode == Opcode::Red {
+                registers = vec![None];
+            }
+        }
+        op.code = match (opcode, shared, local, constant) {
+            (Opcode::Ld, true, ..) => Code::LoadShared,
+            (Opcode::St, true, ..) => Code::StoreShared,
+            (Opcode::Atom | Opcode::Red, true, ..) => Code::AtomicShared,
+            (Opcode::Ld, _, true, _) => Code::LoadLocal,
+            (Opcode::St, _, true, _) => Code::StoreLocal,
+            (Opcode::Ld, _, _, true) => Code::LoadConstant,
+            (Opcode::Ld, ..) => Code::LoadGlobal,
+            (Opcode::St, ..) => Code::StoreGlobal,
+            _ => Code::AtomicGlobal,
+        };
+        let generic = !shared && !local && !constant && !instruction.has(Modifier::Global);
+        op.aux = self.program.memory.len() as u32;
+        self.program.memory.push(MemoryOp {
+            base,
+            offset,
+            bytes: ty.bytes(),
+            elements: elements.len() as u32,
+            registers,
+            extend: if ty.is_signed() { Extend::Sign } else { Extend::Zero },
+            generic,
+            merged: self.merged.get(&self.position).copied().unwrap_or(Merged::Alone),
+            atomic,
+            source: None,
+            take: None,
+            position: self.position,
+        });
+        Ok(())
+    }
+
+    /// Parameters are constants of the launch: loading one is a move.
+    fn load_parameter(&mut self, instruction: &Instruction, op: &mut Op) -> Decoded<()> {
+        let ty = instruction.ty().ok_or("ld.param without a type")?;
+        let [Operand::Register(to), Operand::Memory(address)] = instruction.operands() else {
+            return Err("ld.param loads one value by the parameter's name".into());
+        };
+        let Base::Parameter(parameter) = address.base else {
+            return Err("ld.param loads by the parameter's name".into());
+        };
+        let start = (self.param_offsets[parameter.0 as usize] as i64).saturating_add(address.offset);
+        let bytes = usize::try_from(start)
+            .ok()
+            .and_then(|start| self.params.get(start..start.checked_add(ty.bytes() as usize)?));
+        let bytes = bytes.ok_or("it reads outside parameter memory")?;
+        let mut value = bytes.iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte));
+        let (place, width) = self.register(*to)?;
+        if ty.is_signed() && ty.bits() < 64 {
+            value = ((value << (64 - ty.bits())) as i64 >> (64 - ty.bits())) as u64;
+        }
+        if width == Width::Narrow {
+            value &= u64::from(u32::MAX);
+        }
+        op.d = place;
+        op.a = self.constant(value, width);
+        op.code = if width == Width::Wide { Code::Mov64 } else { Code::Mov32 };
+        Ok(())
+    }
+
+    fn copy(&mut self, instruction: &Instruction, op: &mut Op) -> Decoded<()> {
+        let operands = instruction.operands();
+        if instruction.has(Modifier::CommitGroup) {
+            op.code = Code::CopyCommit;
+            return Ok(());
+        }
+        if instruction.has(Modifier::WaitGroup) || instruction.has(Modifier::WaitAll) {
+            op.code = Code::CopyWait;
+            // How many groups may stay in flight; `wait_all` also waits for copies that no group holds yet.
+            op.aux = match operands.first() {
+                Some(Operand::Integer(groups)) => u32::try_from(*groups).map_err(|_| "a negative number of groups")?,
+                _ => 0,
+            };
+            op.a = u32::from(instruction.has(Modifier::WaitAll));
+            return Ok(());
+        }
+        let [to, from, Operand::Integer(bytes), rest @ ..] = operands else {
+            return Err("cp.async needs a size".into());
+        };
+        let allowed: &[i64] = if instruction.has(Modifier::Cg) { &[16] } else { &[4, 8, 16] };
+        if !allowed.contains(bytes) {
+            return Err(format!("cp.async copies {allowed:?} bytes, not {bytes}"));
+        }
+        let (base, offset) = self.address(to)?;
+        let source = self.address(from)?;
+        let take = match rest.first() {
+            Some(operand) => Some(self.source(operand, Type::U32)?.0),
+            None => None,
+        };
+        op.code = Code::CopyAsync;
+        op.aux = self.program.memory.len() as u32;
+        self.program.memory.push(MemoryOp {
+            base,
+            offset,
+            bytes: *bytes as u32,
+            elements: 1,
+            registers: Vec::new(),
+            extend: Extend::Zero,
+            generic: false,
+            merged: self.merged.get(&self.position).copied().unwrap_or(Merged::Alone),
+            atomic: None,
+            source: Some(source),
+            take,
+            position: self.position,
+        });
+        Ok(())
+    }
+
+    fn barrier(&mut self, instruction: &Instruction, op: &mut Op) -> Decoded<()> {
+        let operands = instruction.operands();
+        if instruction.has(Modifier::Warp) {
+            op.code = Code::WarpSync;
+            op.a = self.source(&operands[0], Type::U32)?.0;
+            return Ok(());
+        }
+        let mut reduce = None;
+        let mut counts = operands;
+        if instruction.has(Modifier::Red) {
+            op.code = Code::BarrierReduce;
+            let (last, rest) = operands.split_last().ok_or("bar.red needs a predicate")?;
+            let mode = *instruction
+                .modifiers()
+                .iter()
+                .find(|m| matches!(m, Modifier::Popc | Modifier::And | Modifier::Or))
+                .ok_or("bar.red needs a mode")?;
+            reduce = Some((mode, self.predicate(last)?));
+            op.d = if mode == Modifier::Popc {
+                self.destination(&rest[0], Type::U32)?.0
+            } else {
+                self.destination_predicate(&rest[0])?
+            };
+            counts = &rest[1..];
+        } else {
+            op.code = if instruction.has(Modifier::Arrive) { Code::BarrierArrive } else { Code::BarrierSync };
+        }
+        let id = self.source(&counts[0], Type::U32)?.0;
+        let threads = match counts.get(1) {
+            Some(operand) => Some(self.source(operand, Type::U32)?.0),
+            None => None,
+        };
+        // `bar` is `barrier.aligned`.
+        let aligned = instruction.opcode() == Opcode::Bar || instruction.has(Modifier::Aligned);
+        op.aux = self.program.barriers.len() as u32;
+        self.program.barriers.push(BarrierOp { id, threads, aligned, reduce });
+        Ok(())
+    }
+
+    fn warp_op(&mut self, instruction: &Instruction, op: &mut Op) -> Decoded<()> {
+        let operands = instruction.operands();
+        if instruction.opcode() == Opcode::Activemask {
+            op.code = Code::ActiveMask;
+            op.d = self.destination(&operands[0], Type::B32)?.0;
+            return Ok(());
+        }
+        let mode = instruction.modifiers()[1];
+        let mut info = WarpOp { mode, members: 0, clamp: 0, in_range: None };
+        if instruction.opcode() == Opcode::Shfl {
+            op.code = Code::Shuffle;
+            op.d = self.destination(&operands[0], Type::B32)?.0;
+            if let Operand::RegisterPair(_, predicate) = &operands[0] {
+                info.in_range = Some(self.predicate_place(*predicate)?);
+            }
+            op.a = self.source(&operands[1], Type::B32)?.0;
+            op.b = self.source(&operands[2], Type::U32)?.0;
+            info.clamp = self.source(&operands[3], Type::U32)?.0;
+            info.members = self.source(&operands[4], Type::U32)?.0;
+        } else {
+            op.code = Code::Vote;
+            op.d = if mode == Modifier::Ballot {
+                self.destination(&operands[0], Type::B32)?.0
+            } else {
+                self.destination_predicate(&operands[0])?
+            };
+            op.a = self.predicate(&operands[1])?;
+            info.members = self.source(&operands[2], Type::U32)?.0;
+        }
+        op.aux = self.program.warp_ops.len() as u32;
+        self.program.warp_ops.push(info);
+        Ok(())
+    }
+}

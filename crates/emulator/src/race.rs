@@ -1,0 +1,250 @@
+//! Shared-memory races.
+//!
+//! Each warp notes which bytes it reads and writes between two synchronisations (an *interval*). Barriers order intervals; a
+//! clock per warp says which (vector clocks, as in FastTrack, Flanagan and Freund 2009, but per interval instead of per
+//! access). Two intervals that no barrier orders must not touch a byte that either writes.
+
+/// The bytes a warp touched between two synchronisations.
+#[derive(Debug, Default)]
+pub(crate) struct Interval {
+    warp: usize,
+    /// Which of the warp's intervals this is.
+    epoch: u32,
+    /// For every warp, the first epoch that was not yet ordered before this interval when it began.
+    clock: Vec<u32>,
+    /// One bit per byte, 64 to a word.
+    pub reads: Vec<u64>,
+    pub writes: Vec<u64>,
+    /// The words that may hold set bits.
+    low: usize,
+    high: usize,
+    /// The accesses, for the message about a race: instruction, address of the first lane, mask word by word.
+    log: Vec<Logged>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Logged {
+    position: u32,
+    word: u32,
+    bits: u64,
+    write: bool,
+}
+
+/// Accesses remembered per interval; a race found among later ones is reported without its second instruction.
+const LOGGED: usize = 1 << 14;
+
+/// Two accesses that nothing orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Race {
+    pub address: u64,
+    pub warps: (usize, usize),
+    /// The instruction of each, when it was remembered.
+    pub positions: (Option<usize>, Option<usize>),
+}
+
+/// The intervals of a CTA.
+#[derive(Debug, Default)]
+pub(crate) struct Races {
+    /// The running interval of each warp.
+    pub open: Vec<Interval>,
+    /// Ended intervals that some warp is not yet ordered after.
+    closed: Vec<Interval>,
+    pool: Vec<Interval>,
+    words: usize,
+}
+
+impl Interval {
+    /// Notes bytes of one access. `word` and `bits` as in [`Pattern::words`](crate::pattern::Pattern::words), from the start of shared memory.
+    #[inline(always)]
+    pub(crate) fn note(&mut self, word: usize, bits: u64, write: bool, position: usize) {
+        let set = if write { &mut self.writes } else { &mut self.reads };
+        let new = bits & !set[word];
+        if new != 0 {
+            set[word] |= bits;
+            self.remember(word, new, write, position);
+        }
+    }
+
+    fn remember(&mut self, word: usize, bits: u64, write: bool, position: usize) {
+        self.low = self.low.min(word);
+        self.high = self.high.max(word + 1);
+        if self.log.len() < LOGGED {
+            self.log.push(Logged { position: position as u32, word: word as u32, bits, write });
+        }
+    }
+
+    /// The first word and bits where two intervals conflict.
+    fn conflict(&self, other: &Self) -> Option<(usize, u64)> {
+        let range = self.low.max(other.low)..self.high.min(other.high);
+        range.clone().find_map(|word| {
+            let bits =
+                self.writes[word] & (other.reads[word] | other.writes[word]) | self.reads[word] & other.writes[word];
+            (bits != 0).then_some((word, bits))
+        })
+    }
+
+    fn position_of(&self, word: usize, bits: u64, other_writes: bool) -> Option<usize> {
+        let hit =
+            |entry: &&Logged| entry.word as usize == word && entry.bits & bits != 0 && (entry.write || other_writes);
+        self.log.iter().find(hit).map(|entry| entry.position as usize)
+    }
+
+    /// Whether `other` ended before this interval began.
+    fn follows(&self, other: &Self) -> bool {
+        self.warp == other.warp || self.clock[other.warp] > other.epoch
+    }
+}
+
+impl Races {
+    /// Starts over for a CTA of `warps` warps and `bytes` bytes of shared memory.
+    pub(crate) fn reset(&mut self, warps: usize, bytes: usize) {
+        let words = bytes.div_ceil(64);
+        self.pool.append(&mut self.closed);
+        self.pool.append(&mut self.open);
+        if words != self.words {
+            self.pool.clear();
+            self.words = words;
+        }
+        for warp in 0..warps {
+            let mut interval = self.take();
+            interval.warp = warp;
+            interval.epoch = 0;
+            interval.clock.clear();
+            interval.clock.resize(warps, 0);
+            self.open.push(interval);
+        }
+    }
+
+    fn take(&mut self) -> Interval {
+        let mut interval = self.pool.pop().unwrap_or_default();
+        interval.reads.resize(self.words, 0);
+        interval.writes.resize(self.words, 0);
+        if interval.low < interval.high {
+            interval.reads[interval.low..interval.high].fill(0);
+            interval.writes[interval.low..interval.high].fill(0);
+        }
+        interval.low = self.words;
+        interval.high = 0;
+        interval.log.clear();
+        interval
+    }
+
+    /// A barrier of these warps: what they did before it is ordered before what they do after it.
+    pub(crate) fn barrier(&mut self, warps: u64) -> Result<(), Race> {
+        let participants = || (0..64).filter(move |warp| warps >> warp & 1 == 1);
+        let mut joined = vec![0; self.open.len()];
+        for warp in participants() {
+            for (joined, known) in joined.iter_mut().zip(&self.open[warp].clock) {
+                *joined = (*joined).max(*known);
+            }
+        }
+        for warp in participants() {
+            joined[warp] = self.open[warp].epoch + 1;
+        }
+        for warp in participants() {
+            self.close(warp)?;
+            let open = &mut self.open[warp];
+            open.clock.clone_from(&joined);
+        }
+        self.retire();
+        Ok(())
+    }
+
+    /// Ends a warp's interval and starts the next with the same knowledge of the others.
+    fn close(&mut self, warp: usize) -> Result<(), Race> {
+        let mut next = self.take();
+        next.warp = warp;
+        next.epoch = self.open[warp].epoch + 1;
+        next.clock.clone_from(&self.open[warp].clock);
+        let ended = std::mem::replace(&mut self.open[warp], next);
+        self.check(&ended)?;
+        if ended.low < ended.high {
+            self.closed.push(ended);
+        } else {
+            self.pool.push(ended);
+        }
+        Ok(())
+    }
+
+    /// Compares an interval that has ended with all that are not ordered before it.
+    fn check(&self, ended: &Interval) -> Result<(), Race> {
+        for other in self.closed.iter().filter(|other| !ended.follows(other) && !other.follows(ended)) {
+            if let Some((word, bits)) = ended.conflict(other) {
+                let position =
+                    |of: &Interval, with: &Interval| of.position_of(word, bits, with.writes[word] & bits != 0);
+                return Err(Race {
+                    address: word as u64 * 64 + u64::from(bits.trailing_zeros()),
+                    warps: (other.warp, ended.warp),
+                    positions: (position(other, ended), position(ended, other)),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets intervals that every running one follows.
+    fn retire(&mut self) {
+        let mut index = 0;
+        while index < self.closed.len() {
+            if self.open.iter().all(|open| open.follows(&self.closed[index])) {
+                let done = self.closed.swap_remove(index);
+                self.pool.push(done);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// The CTA has ended: everything still open is compared.
+    pub(crate) fn finish(&mut self) -> Result<(), Race> {
+        for warp in 0..self.open.len() {
+            self.close(warp)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn races() -> Races {
+        let mut races = Races::default();
+        races.reset(2, 256);
+        races
+    }
+
+    #[test]
+    fn a_write_and_a_read_need_a_barrier() {
+        let mut found = races();
+        found.open[0].note(1, 0xf0, true, 3);
+        found.open[1].note(1, 0x10, false, 5);
+        assert_eq!(found.finish(), Err(Race { address: 68, warps: (0, 1), positions: (Some(3), Some(5)) }));
+
+        let mut ordered = races();
+        ordered.open[0].note(1, 0xf0, true, 3);
+        ordered.barrier(0b11).unwrap();
+        ordered.open[1].note(1, 0x10, false, 5);
+        assert_eq!(ordered.finish(), Ok(()));
+    }
+
+    #[test]
+    fn reads_and_other_bytes_do_not_race() {
+        let mut races = races();
+        races.open[0].note(0, 1, false, 0);
+        races.open[1].note(0, 1, false, 0);
+        races.open[0].note(0, 2, true, 1);
+        races.open[1].note(0, 4, true, 1);
+        assert_eq!(races.finish(), Ok(()));
+    }
+
+    #[test]
+    fn a_barrier_of_others_orders_nothing() {
+        let mut races = Races::default();
+        races.reset(3, 64);
+        races.open[0].note(0, 1, true, 7);
+        races.barrier(0b110).unwrap();
+        races.open[1].note(0, 1, false, 8);
+        assert_eq!(races.finish().unwrap_err().warps, (0, 1));
+    }
+}

@@ -1,0 +1,312 @@
+//! Running a launch.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use ptx::{Kernel, Launch, Special};
+
+use crate::allocate::Width;
+use crate::banks::BankRule;
+use crate::cta::Worker;
+use crate::fault::RunError;
+use crate::interpret::Level;
+use crate::lanes::WARP;
+use crate::memory::Memory;
+use crate::options::{Options, Policy, Sample};
+use crate::pattern::SECTOR;
+use crate::program::{self, Program};
+use crate::report::{Access, InstructionCounters, Report};
+use crate::warp::Warp;
+
+/// What all workers of a launch share.
+pub(crate) struct Job<'a> {
+    pub memory: &'a Memory,
+    pub launch: &'a Launch<'a>,
+    pub options: &'a Options<'a>,
+    pub threads: u32,
+    pub shared_bytes: usize,
+    pub bank_rule: BankRule,
+    pub level: Level,
+}
+
+/// Threads a CTA may have on any architecture.
+const MAX_THREADS: u64 = 1024;
+
+/// Runs a launch, or the part of it that the options ask for.
+///
+/// Memory then holds what the CTAs that ran wrote. Runs are deterministic for a kernel whose CTAs do not race with each other.
+///
+/// # Errors
+/// An invalid kernel or launch, an instruction that cannot be executed, a fault of the kernel (of several, the one in the
+/// lowest CTA), or cancellation.
+pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Result<Report, RunError> {
+    let kernel = launch.kernel;
+    kernel.validate()?;
+    let refuse = |message: String| RunError::Launch(format!("launch of `{}`: {message}", kernel.name));
+    let params = parameter_memory(launch).map_err(refuse)?;
+    let program = Program::new(kernel, params)?;
+    let threads = launch.threads();
+    let block = launch.block;
+    if threads == 0 || threads > MAX_THREADS {
+        return Err(refuse(format!("block {block:?} has {threads} threads; allowed are 1 to {MAX_THREADS}")));
+    }
+    if let Some(required) = kernel.required_block.filter(|required| *required != block) {
+        return Err(refuse(format!("block is {block:?}; the kernel requires {required:?} (.reqntid)")));
+    }
+    if let Some(largest) = kernel.max_block.filter(|largest| threads > largest.iter().map(|&n| u64::from(n)).product())
+    {
+        return Err(refuse(format!("block {block:?} is larger than the {largest:?} the kernel allows (.maxntid)")));
+    }
+    if launch.grid.contains(&0) {
+        return Err(refuse(format!("grid is {:?}; every dimension must be at least 1", launch.grid)));
+    }
+    if launch.cluster != [1, 1, 1] {
+        return Err(refuse(format!("cluster is {:?}; clusters are not executable yet", launch.cluster)));
+    }
+    let shared_bytes = program.static_shared.saturating_add(launch.dynamic_shared.into());
+    let allowed = u64::from(options.sm.limits().shared_opt_in_per_block);
+    if shared_bytes > allowed {
+        return Err(refuse(format!(
+            "shared memory is {} static + {} dynamic = {shared_bytes} bytes; {} allows a block {allowed}",
+            program.static_shared, launch.dynamic_shared, options.sm
+        )));
+    }
+    let ctas: Vec<u64> = match &options.sample {
+        Sample::Full => Vec::new(),
+        Sample::Ctas(ctas) => ctas.clone(),
+    };
+    let total = launch.ctas();
+    if let Some(cta) = ctas.iter().find(|&&cta| cta >= total) {
+        return Err(refuse(format!("sampled CTA {cta} is not in the grid of {total}")));
+    }
+    let count = if options.sample == Sample::Full { total } else { ctas.len() as u64 };
+    let job = Job {
+        memory,
+        launch,
+        options,
+        threads: threads as u32,
+        shared_bytes: shared_bytes as usize,
+        bank_rule: BankRule::of(options.sm),
+        level: Level::detect(),
+    };
+
+    let next = AtomicU64::new(0);
+    let finished = AtomicU64::new(0);
+    let stop = AtomicBool::new(false);
+    // The failure in the lowest CTA.
+    let failure: Mutex<Option<(u64, RunError)>> = Mutex::new(None);
+    let work = || {
+        let mut worker = Worker::new(&job, &program);
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count || stop.load(Ordering::Relaxed) {
+                return worker;
+            }
+            let cta = ctas.get(index as usize).copied().unwrap_or(index);
+            if let Err(error) = worker.run_cta(cta) {
+                stop.store(true, Ordering::Relaxed);
+                let mut failure = failure.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                if failure.as_ref().is_none_or(|(lowest, _)| cta < *lowest) {
+                    *failure = Some((cta, error));
+                }
+                return worker;
+            }
+            let done = finished.fetch_add(1, Ordering::Relaxed) + 1;
+            if let Some(progress) = options.progress {
+                progress(done);
+            }
+        }
+    };
+    let available = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let workers = if options.threads == 0 { available } else { options.threads }.min(count.max(1) as usize);
+    let mut results = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..workers).map(|_| scope.spawn(work)).collect();
+        let mut results = vec![work()];
+        // A worker does not panic; if one did, its panic goes on here.
+        results.extend(
+            others.into_iter().map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))),
+        );
+        results
+    });
+    if let Some((_, error)) = failure.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+        return Err(error);
+    }
+    Ok(collect(kernel, &program, &mut results, count, total))
+}
+
+/// The counters of all workers together.
+fn collect(
+    kernel: &Kernel,
+    program: &Program,
+    workers: &mut Vec<Worker<'_>>,
+    ctas_run: u64,
+    ctas_total: u64,
+) -> Report {
+    // The last decoded instruction is the end of the code, which the kernel does not have.
+    let instructions = program.ops.len() - 1;
+    let mut ptx = vec![InstructionCounters::default(); instructions];
+    let mut merged = ptx.clone();
+    let mut touched: Option<crate::traffic::Touched> = None;
+    for mut worker in workers.drain(..) {
+        for (memory, shapes) in program.memory.iter().zip(&mut worker.shapes) {
+            shapes.drain(&mut worker.ptx[memory.position], &mut worker.merged[memory.position]);
+        }
+        for position in 0..instructions {
+            let executions = worker.executions[position];
+            let ran = InstructionCounters {
+                executions,
+                active_lanes: executions * WARP as u64 - worker.idle_lanes[position],
+                ..InstructionCounters::default()
+            };
+            for (total, own) in [(&mut ptx, &worker.ptx), (&mut merged, &worker.merged)] {
+                total[position] += own[position];
+                total[position] += ran;
+            }
+        }
+        match &mut touched {
+            Some(touched) => touched.merge(worker.touched),
+            None => touched = Some(worker.touched),
+        }
+    }
+    let mut traffic = touched.map(|touched| touched.traffic()).unwrap_or_default();
+    for (instruction, counted) in kernel.instructions().zip(&ptx) {
+        match Access::of(instruction) {
+            Some(Access::GlobalLoad | Access::Copy) => traffic.requested_read += counted.sectors * SECTOR,
+            Some(Access::GlobalStore) => traffic.requested_written += counted.sectors * SECTOR,
+            _ => {}
+        }
+    }
+    Report { ptx, merged, traffic, ctas_run, ctas_total, live_registers: program.live_registers }
+}
+
+/// The arguments as they lie in parameter memory.
+fn parameter_memory(launch: &Launch<'_>) -> Result<Vec<u8>, String> {
+    let params = &launch.kernel.params;
+    if params.len() != launch.arguments.len() {
+        return Err(format!("{} arguments given; the kernel has {} parameters", launch.arguments.len(), params.len()));
+    }
+    let (offsets, size) = program::parameter_layout(launch.kernel);
+    // The driver's limit (CUDA C++ Programming Guide, kernel parameters, since 12.1).
+    const LARGEST: u64 = 32_764;
+    if size > LARGEST {
+        return Err(format!("parameters take {size} bytes; allowed are {LARGEST}"));
+    }
+    let mut memory = vec![0; size as usize];
+    for (index, ((param, argument), offset)) in params.iter().zip(&launch.arguments).zip(offsets).enumerate() {
+        let bytes = argument.to_bytes();
+        if !argument.fits(param) {
+            return Err(format!(
+                "argument {index} (`{}`) has {} bytes; the parameter has {}",
+                param.name,
+                bytes.len(),
+                param.bytes()
+            ));
+        }
+        memory[offset as usize..offset as usize + bytes.len()].copy_from_slice(&bytes);
+    }
+    Ok(memory)
+}
+
+impl Job<'_> {
+    pub(crate) fn is_random(&self) -> bool {
+        matches!(self.options.policy, Policy::Random(_))
+    }
+
+    /// Whether asynchronous work is done where it is issued.
+    pub(crate) fn completes_now(&self) -> bool {
+        self.options.policy == Policy::Eager
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.options.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed))
+    }
+
+    /// Where the policy's sequence starts for a CTA.
+    pub(crate) fn seed(&self, cta: u64) -> u64 {
+        match self.options.policy {
+            Policy::Random(seed) => seed ^ cta.wrapping_mul(0xff51_afd7_ed55_8ccd),
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn cta_index(&self, linear: u64) -> [u32; 3] {
+        let [x, y, _] = self.launch.grid.map(u64::from);
+        [(linear % x) as u32, (linear / x % y) as u32, (linear / x / y) as u32]
+    }
+
+    /// The instruction as text and its source place; the end of the code for a position past the last.
+    pub(crate) fn source(&self, position: usize) -> (String, Option<(String, u32)>) {
+        let kernel = self.launch.kernel;
+        match kernel.instructions().nth(position) {
+            Some(instruction) => (kernel.instruction_text(instruction), program::place(kernel, instruction)),
+            None => ("the end of the kernel".into(), None),
+        }
+    }
+
+    /// One line about an instruction, for messages.
+    pub(crate) fn instruction(&self, position: usize) -> String {
+        match self.source(position) {
+            (text, Some((file, line))) => format!("`{text}` ({file}:{line})"),
+            (text, None) => format!("`{text}`"),
+        }
+    }
+
+    /// Puts a warp at the start of the kernel with its constants and special registers.
+    pub(crate) fn start_warp(&self, program: &Program, warp: &mut Warp, cta: [u32; 3]) {
+        let first = warp.index as u32 * WARP as u32;
+        let threads = (self.threads - first).min(WARP as u32);
+        warp.reset(u32::MAX >> (WARP as u32 - threads));
+        warp.predicates[program::TRUE as usize] = u32::MAX;
+        warp.predicates[program::FALSE as usize] = 0;
+        for &(place, width, value) in &program.constants {
+            match width {
+                Width::Wide => warp.wide[place as usize].0 = [value; WARP],
+                _ => warp.narrow[place as usize].0 = [value as u32; WARP],
+            }
+        }
+        for &(place, width, special) in &program.specials {
+            let values: [u64; WARP] = std::array::from_fn(|lane| self.special(special, first, lane as u32, cta));
+            match width {
+                Width::Wide => warp.wide[place as usize].0 = values,
+                _ => warp.narrow[place as usize].0 = values.map(|value| value as u32),
+            }
+        }
+    }
+
+    fn special(&self, special: Special, first: u32, lane: u32, cta: [u32; 3]) -> u64 {
+        use Special::*;
+        let [x, y, z] = self.launch.block;
+        let grid = self.launch.grid;
+        let thread = first + lane;
+        let value = match special {
+            TidX => thread % x,
+            TidY => thread / x % y,
+            TidZ => thread / x / y,
+            NtidX => x,
+            NtidY => y,
+            NtidZ => z,
+            // Without clusters each CTA is a cluster of its own.
+            CtaidX | ClusteridX => cta[0],
+            CtaidY | ClusteridY => cta[1],
+            CtaidZ | ClusteridZ => cta[2],
+            NctaidX | NclusteridX => grid[0],
+            NctaidY | NclusteridY => grid[1],
+            NctaidZ | NclusteridZ => grid[2],
+            ClusterNctaidX | ClusterNctaidY | ClusterNctaidZ | ClusterNctarank | Nsmid => 1,
+            ClusterCtaidX | ClusterCtaidY | ClusterCtaidZ | ClusterCtarank | Smid => 0,
+            Laneid => lane,
+            Warpid => first / WARP as u32,
+            Nwarpid => self.threads.div_ceil(WARP as u32),
+            LanemaskEq => 1 << lane,
+            LanemaskLt => (1 << lane) - 1,
+            LanemaskLe => u32::MAX >> (31 - lane),
+            LanemaskGt => !(u32::MAX >> (31 - lane)),
+            LanemaskGe => !((1 << lane) - 1),
+            DynamicSmemSize => self.launch.dynamic_shared,
+            TotalSmemSize => self.shared_bytes as u32,
+            // Time does not pass here.
+            Clock | ClockHi | Clock64 | Globaltimer => 0,
+        };
+        u64::from(value)
+    }
+}

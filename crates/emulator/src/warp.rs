@@ -1,0 +1,180 @@
+//! A warp's state: registers, and which lanes stand where.
+
+use crate::lanes::{ALL, Lanes, WARP, Wide};
+
+/// Lanes that wait at one position while others run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Group {
+    pub pc: usize,
+    pub mask: u32,
+    /// Waiting for other lanes to arrive at the same position.
+    pub parked: bool,
+}
+
+/// Whether a warp can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Ready,
+    /// At a barrier, by its id.
+    Waiting(u32),
+    Done,
+}
+
+/// One `cp.async` that has not completed.
+#[derive(Clone, Debug)]
+pub(crate) struct PendingCopy {
+    pub to: usize,
+    pub bytes: Vec<u8>,
+    pub position: usize,
+}
+
+/// A warp: registers of every lane and where the lanes stand.
+///
+/// Diverged lanes form groups; the group at the lowest position runs, so that groups meet again where control flow joins.
+#[derive(Debug)]
+pub(crate) struct Warp {
+    pub index: usize,
+    pub narrow: Vec<Lanes>,
+    pub wide: Vec<Wide>,
+    pub predicates: Vec<u32>,
+    pub pc: usize,
+    pub active: u32,
+    /// Lanes that have not exited.
+    pub live: u32,
+    /// The groups that do not run now.
+    pub groups: Vec<Group>,
+    /// The nearest position ahead where a group waits.
+    pub meet: usize,
+    /// Jumps back since the running group was chosen, while others wait.
+    pub turns: u32,
+    pub state: State,
+    /// Copies by group, the oldest first; the last is the one being filled.
+    pub copies: Vec<Vec<PendingCopy>>,
+}
+
+/// Jumps back after which another group gets its turn: lanes may wait in a loop for what others will do.
+const TURNS: u32 = 1 << 12;
+
+impl Warp {
+    pub(crate) fn new(index: usize, narrow: u32, wide: u32, predicates: u32) -> Self {
+        Self {
+            index,
+            narrow: vec![Lanes::ZERO; narrow as usize],
+            wide: vec![Wide([0; WARP]); wide as usize],
+            predicates: vec![0; predicates as usize],
+            pc: 0,
+            active: ALL,
+            live: ALL,
+            groups: Vec::new(),
+            meet: usize::MAX,
+            turns: 0,
+            state: State::Ready,
+            copies: vec![Vec::new()],
+        }
+    }
+
+    /// Starts over with the lanes of `mask`, all registers zero.
+    pub(crate) fn reset(&mut self, mask: u32) {
+        self.narrow.fill(Lanes::ZERO);
+        self.wide.fill(Wide([0; WARP]));
+        self.predicates.fill(0);
+        self.pc = 0;
+        self.active = mask;
+        self.live = mask;
+        self.groups.clear();
+        self.meet = usize::MAX;
+        self.turns = 0;
+        self.state = State::Ready;
+        self.copies.clear();
+        self.copies.push(Vec::new());
+    }
+
+    /// Sends the lanes of `taken` to `target`, the other active ones to the next position.
+    #[inline]
+    pub(crate) fn branch(&mut self, taken: u32, target: usize) {
+        let next = self.pc + 1;
+        if taken == self.active && self.groups.is_empty() {
+            self.pc = target;
+            return;
+        }
+        self.diverge(taken, target, next);
+    }
+
+    #[cold]
+    fn diverge(&mut self, taken: u32, target: usize, next: usize) {
+        let rest = self.active & !taken;
+        if target <= self.pc && taken != 0 {
+            self.turns += 1;
+        }
+        for (pc, mask) in [(target, taken), (next, rest)] {
+            if mask != 0 {
+                self.suspend(pc, mask, false);
+            }
+        }
+        self.choose();
+    }
+
+    /// Adds lanes to the group at a position.
+    fn suspend(&mut self, pc: usize, mask: u32, parked: bool) {
+        match self.groups.iter_mut().find(|group| group.pc == pc) {
+            Some(group) => {
+                group.mask |= mask;
+                group.parked &= parked;
+            }
+            None => self.groups.push(Group { pc, mask, parked }),
+        }
+    }
+
+    /// Takes the next group to run; false when every group is parked, or there is none.
+    fn choose(&mut self) -> bool {
+        let ready = self.groups.iter().enumerate().filter(|(_, group)| !group.parked);
+        let chosen = if self.turns > TURNS {
+            // The lowest position had its turns: the highest goes on until its next jump.
+            self.turns = 0;
+            ready.max_by_key(|(_, group)| group.pc)
+        } else {
+            ready.min_by_key(|(_, group)| group.pc)
+        };
+        let Some((index, group)) = chosen.map(|(index, group)| (index, *group)) else { return false };
+        self.groups.swap_remove(index);
+        (self.pc, self.active) = (group.pc, group.mask);
+        self.look_ahead();
+        true
+    }
+
+    fn look_ahead(&mut self) {
+        self.meet = self.groups.iter().map(|group| group.pc).filter(|&pc| pc >= self.pc).min().unwrap_or(usize::MAX);
+    }
+
+    /// The running group has reached [`Warp::meet`]: the lanes that wait there go on with it.
+    #[cold]
+    pub(crate) fn join(&mut self) {
+        if let Some(index) = self.groups.iter().position(|group| group.pc == self.pc) {
+            self.active |= self.groups.swap_remove(index).mask;
+        }
+        self.look_ahead();
+    }
+
+    /// The running lanes cannot go on before others arrive here; false when no others can run.
+    #[cold]
+    pub(crate) fn park(&mut self) -> bool {
+        self.suspend(self.pc, self.active, true);
+        self.choose()
+    }
+
+    /// The lanes of a mask have ended; false when no lane is left to run.
+    #[cold]
+    pub(crate) fn exit(&mut self, mask: u32) -> bool {
+        self.live &= !mask;
+        self.active &= !mask;
+        if self.active != 0 {
+            self.pc += 1;
+            return true;
+        }
+        // Lanes that were waited for may have gone: those that wait look again.
+        for group in &mut self.groups {
+            group.parked = false;
+        }
+        self.choose()
+    }
+}
