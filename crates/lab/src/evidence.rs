@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use arch::{Gpu, Occupancy};
+use arch::{BlockResources, Gpu, Occupancy, OccupancyError};
 use emulator::{Access, Counters, DramBytes, InstructionCounters, Level, Model, Pipe, Report, Traffic};
 use kernels::Problem;
 use ptx::{Instruction, Kernel};
@@ -40,6 +40,26 @@ pub struct LaunchEvidence {
 }
 
 impl LaunchEvidence {
+    /// What follows from a launch's counters on a GPU.
+    ///
+    /// # Errors
+    /// When a CTA of it does not fit on a multiprocessor.
+    pub fn of(
+        kernel: Kernel,
+        report: Report,
+        threads: u32,
+        dynamic_shared: u32,
+        (registers, register_source): (u32, RegisterSource),
+        gpu: &Gpu,
+    ) -> Result<Self, OccupancyError> {
+        let static_shared = u32::try_from(kernel.static_shared_bytes()).unwrap_or(u32::MAX);
+        let block = BlockResources { threads, registers, static_shared, dynamic_shared, carveout_kib: None };
+        let occupancy = arch::occupancy(gpu.sm, &block)?;
+        let model = emulator::model(&kernel, &report, gpu, &occupancy);
+        let shared_bytes = static_shared.saturating_add(dynamic_shared);
+        Ok(Self { kernel, report, threads, shared_bytes, registers, register_source, occupancy, model })
+    }
+
     /// Totals of the whole launch.
     pub fn counters(&self, level: Level) -> Counters {
         self.report.scaled(&self.kernel, level)
