@@ -3,6 +3,8 @@
 mod arguments;
 mod dig;
 mod output;
+mod progress;
+mod question;
 mod report;
 mod run;
 
