@@ -28,7 +28,8 @@ pub fn text(dug: &[Dug], color: bool) -> String {
         let [before, after] = pair else { continue };
         let title = format!("{} -> {}", before.evidence.stratum, after.evidence.stratum);
         let _ = writeln!(out, "\n{}", style.heading(&title));
-        let said = lab::transition((&before.evidence, &before.record.findings), (&after.evidence, &after.record.findings));
+        let said =
+            lab::transition((&before.evidence, &before.record.findings), (&after.evidence, &after.record.findings));
         match said {
             Ok(sentences) => paragraph(&mut out, "  ", &sentences.join(" ")),
             Err(incomparable) => paragraph(&mut out, "  ", &incomparable.to_string()),
@@ -76,7 +77,15 @@ fn table(dug: &[Dug]) -> String {
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
     table.set_width(WIDTH as u16);
     table.set_header([
-        "stratum", "modelled", "requested", "unique", "conflicts", "n-way (ideal)", "occupancy", "error", "limiter",
+        "stratum",
+        "modelled",
+        "requested",
+        "unique",
+        "conflicts",
+        "n-way (ideal)",
+        "occupancy",
+        "error",
+        "limiter",
     ]);
     for Dug { evidence, record, .. } in dug {
         let (counters, traffic) = (&record.counters, &record.traffic);
@@ -95,7 +104,11 @@ fn table(dug: &[Dug]) -> String {
             bytes(traffic.requested_read + traffic.requested_written),
             bytes(traffic.unique_read + traffic.unique_written),
             conflicts,
-            format!("{} ({})", per_load(counters.shared_load_wavefronts), per_load(counters.shared_load_wavefronts_ideal)),
+            format!(
+                "{} ({})",
+                per_load(counters.shared_load_wavefronts),
+                per_load(counters.shared_load_wavefronts_ideal)
+            ),
             main.map_or_else(String::new, |launch| {
                 format!("{:.1} % {}", launch.occupancy.theoretical_pct, list(&launch.occupancy.limiters))
             }),

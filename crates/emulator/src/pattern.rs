@@ -35,6 +35,8 @@ pub(crate) struct Pattern {
     /// The distinct lane addresses, as distances, and for each lane which of them it is.
     pub distinct: Vec<i32>,
     pub chunk_of: [u32; WARP],
+    /// Whether the distinct addresses follow each other without gaps.
+    pub is_dense: bool,
     /// The bytes touched as bits of 64-byte words, by distance from the word of the first address.
     pub words: Vec<(i64, u64)>,
     /// The sectors touched, by distance from the sector of the first address.
@@ -44,7 +46,12 @@ pub(crate) struct Pattern {
     pub merged: InstructionCounters,
     /// Executions so far.
     pub hits: u64,
+    /// First addresses from which all bytes were found written, and since when that holds.
+    checked: [(u64, u32); CHECKED],
 }
+
+/// First addresses remembered per shape: one per warp of a usual CTA, and two stages.
+const CHECKED: usize = 16;
 
 impl Pattern {
     /// Whether these addresses, of the lanes in `active`, have this shape. `lanes` is `active` expanded.
@@ -74,6 +81,15 @@ impl Pattern {
     /// The distances of all lanes from the first active one, as the bits of signed numbers; 0 for inactive lanes.
     pub(crate) fn deltas_by_lane(&self) -> &[u32; WARP] {
         bytemuck::cast_ref(&self.deltas)
+    }
+
+    /// Whether bytes from this first address on were found written since `since`; if not, they will be.
+    #[inline(always)]
+    pub(crate) fn is_checked(&mut self, since: u64, first: u32) -> bool {
+        let entry = &mut self.checked[(first >> 4 ^ first >> 8 ^ first >> 12) as usize % CHECKED];
+        let known = *entry == (since, first);
+        *entry = (since, first);
+        known
     }
 
     /// A lane at this distance from the first active one.
@@ -119,6 +135,7 @@ impl Pattern {
             }
             sectors = distinct_sectors(first, &distinct, size);
         }
+        let is_dense = distinct.windows(2).all(|pair| i64::from(pair[1]) - i64::from(pair[0]) == size);
         let mut pattern = Self {
             active,
             phase: first % PERIOD,
@@ -128,11 +145,13 @@ impl Pattern {
             misaligned,
             distinct,
             chunk_of,
+            is_dense,
             words,
             sectors,
             ptx: InstructionCounters::default(),
             merged: InstructionCounters::default(),
             hits: 0,
+            checked: [(0, 0); CHECKED],
         };
         if misaligned.is_none() {
             pattern.ptx = count(kind, addresses, active, bytes);
@@ -201,8 +220,9 @@ pub(crate) struct Shapes {
     merged: InstructionCounters,
 }
 
-/// Shapes kept per instruction. One that meets more has no regular addresses and would only be slowed down by a longer search.
-const KEPT: usize = 64;
+/// Shapes kept per instruction. One that meets more has no regular addresses and would only be slowed down by a longer search:
+/// all further ones take turns in one more place.
+pub(crate) const KEPT: usize = 64;
 
 impl Shapes {
     /// The index of the shape of these addresses, which is analysed if it is new.
@@ -243,27 +263,29 @@ impl Shapes {
         self.recent = match self.patterns.iter().position(matches) {
             Some(index) => index,
             None => {
-                if self.patterns.len() == KEPT {
-                    self.forget();
+                let pattern = analyse()?;
+                if self.patterns.len() > KEPT
+                    && let Some(last) = self.patterns.pop()
+                {
+                    self.forget(&last);
                 }
-                self.patterns.push(analyse()?);
+                self.patterns.push(pattern);
                 self.patterns.len() - 1
             }
         };
         Some(self.recent)
     }
 
-    #[cold]
-    fn forget(&mut self) {
-        for pattern in self.patterns.drain(..) {
-            self.ptx += pattern.ptx.times(pattern.hits);
-            self.merged += pattern.merged.times(pattern.hits);
-        }
+    fn forget(&mut self, pattern: &Pattern) {
+        self.ptx += pattern.ptx.times(pattern.hits);
+        self.merged += pattern.merged.times(pattern.hits);
     }
 
     /// All that was counted: as PTX states it, and after the merge.
     pub(crate) fn totals(mut self) -> (InstructionCounters, InstructionCounters) {
-        self.forget();
+        for pattern in std::mem::take(&mut self.patterns) {
+            self.forget(&pattern);
+        }
         (self.ptx, self.merged)
     }
 }

@@ -4,7 +4,9 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::{Base, Instruction, InstructionError, Kind, Label, LocationId, Operand, Parameter, Register, Type, Variable};
+use crate::{
+    Base, Instruction, InstructionError, Kind, Label, LocationId, Operand, Parameter, Register, Type, Variable,
+};
 
 /// A version of the PTX language, as in `.version 8.7`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
