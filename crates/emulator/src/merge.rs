@@ -40,11 +40,20 @@ pub struct MergeGroup {
 /// The widest access, in bytes.
 const WIDEST: u32 = 16;
 
-/// The loads and stores of shared memory, and the loads of global memory, of the compiled kernel.
+/// Whether [`groups`] says what becomes of an instruction: loads and stores of shared memory, and global and generic loads.
+/// Other accesses stay as they are.
+pub fn covers(instruction: &Instruction) -> bool {
+    match instruction.opcode() {
+        Opcode::Ld => in_shared(instruction) || from_global(instruction),
+        Opcode::St => in_shared(instruction),
+        _ => false,
+    }
+}
+
+/// The accesses of the compiled kernel that its covered instructions become.
 ///
-/// Every `ld` and `st` of shared memory and every global or generic `ld` is the leader of as many groups as accesses it
-/// becomes: usually one; several where unused words split it; none where another instruction's access serves it or nobody
-/// uses what it loads. Other accesses are in no group: they stay as they are.
+/// A covered instruction leads as many groups as it becomes accesses: usually one; several where unused words split it; none
+/// where another instruction's access serves it or nobody uses what it loads.
 pub fn groups(kernel: &Kernel) -> Vec<MergeGroup> {
     let instructions: Vec<&Instruction> = kernel.instructions().collect();
     let cfg = Cfg::of(kernel);
@@ -59,12 +68,18 @@ pub fn groups(kernel: &Kernel) -> Vec<MergeGroup> {
     groups
 }
 
-/// Whether an access names a state space.
+/// Whether an access names shared memory.
 fn in_shared(instruction: &Instruction) -> bool {
     [Modifier::Shared, Modifier::SharedCta, Modifier::SharedCluster].iter().any(|&space| instruction.has(space))
 }
 
-/// Whether an access may be changed at all.
+/// Whether a load is from global memory, or generic.
+fn from_global(instruction: &Instruction) -> bool {
+    let elsewhere = [Modifier::Param, Modifier::ParamEntry, Modifier::ParamFunc, Modifier::Const, Modifier::Local];
+    !in_shared(instruction) && !elsewhere.iter().any(|&space| instruction.has(space))
+}
+
+/// Whether an access may not be changed.
 fn stays(instruction: &Instruction) -> bool {
     instruction.guard.is_some() || instruction.has(Modifier::Volatile) || instruction.has(Modifier::Mmio)
 }
@@ -239,6 +254,8 @@ fn alone(position: usize, bytes_per_lane: u32) -> MergeGroup {
 /// A store, or several merged.
 struct Stored {
     place: Place,
+    /// Of a word, as the PTX has them.
+    unit: u32,
     bytes: u32,
     members: Vec<usize>,
 }
@@ -270,7 +287,7 @@ fn shared_stores(instructions: &[&Instruction], addresses: &Addresses, flow: &Fl
             if stays(instruction) || !run.first().is_none_or(near) {
                 finish(&mut run);
             }
-            run.push(Stored { place, bytes, members: vec![position] });
+            run.push(Stored { place, unit: words.unit, bytes, members: vec![position] });
             if stays(instruction) {
                 finish(&mut run);
             }
@@ -300,7 +317,7 @@ fn merge_stores(run: Vec<Stored>, addresses: &Addresses) -> Vec<Stored> {
             let fits = (2..WIDEST).contains(&bytes) && aligned >= 2 * bytes;
             let partner = if in_pair == 0 { store.place.offset.wrapping_add(bytes) } else { store.place.offset.wrapping_sub(bytes) };
             let other = merged.iter_mut().find(|other| {
-                fits && other.bytes == bytes && other.place == Place { root: store.place.root, offset: partner }
+                fits && other.unit == store.unit && other.bytes == bytes && other.place == Place { root: store.place.root, offset: partner }
             });
             match other {
                 Some(other) => {
@@ -318,12 +335,8 @@ fn merge_stores(run: Vec<Stored>, addresses: &Addresses) -> Vec<Stored> {
 }
 
 fn global_loads(instructions: &[&Instruction], wanted: &HashSet<Register>, groups: &mut Vec<MergeGroup>) {
-    let elsewhere = [Modifier::Param, Modifier::ParamEntry, Modifier::ParamFunc, Modifier::Const, Modifier::Local];
     for (position, instruction) in instructions.iter().enumerate() {
-        if instruction.opcode() != Opcode::Ld
-            || in_shared(instruction)
-            || elsewhere.iter().any(|&space| instruction.has(space))
-        {
+        if instruction.opcode() != Opcode::Ld || !from_global(instruction) {
             continue;
         }
         let Some(words) = Words::of(instruction) else { continue };

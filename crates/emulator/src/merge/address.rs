@@ -180,20 +180,21 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Starts a block: a register keeps its value where all blocks before agree on it. Blocks that come later in the program
-    /// are not known yet: a register they write meets another value.
+    /// Starts a block: a register keeps its value where all blocks before agree on it. Where a block that comes later in the
+    /// program leads back to this one, that holds for the registers nothing from here on writes.
     fn enter(&mut self, block: usize) {
         let left = std::mem::take(&mut self.here);
         if block > 0 {
             self.leaving[self.block] = left;
         }
         self.block = block;
-        let Some((&first, rest)) = self.predecessors[block].split_first() else { return };
-        if first >= block || rest.iter().any(|&other| other >= block) {
-            return;
-        }
+        let loops = self.predecessors[block].iter().any(|&other| other >= block);
+        let mut before = self.predecessors[block].iter().copied().filter(|&other| other < block);
+        let Some(first) = before.next() else { return };
+        let rest: Vec<usize> = before.collect();
         let agreed = |register: &Register, value: &Value| {
             rest.iter().all(|&other| self.leaving[other].get(register) == Some(value))
+                && !(loops && self.writers[register].iter().any(|&writer| self.block_of[writer] >= block))
         };
         let here = self.leaving[first].iter().filter(|(register, value)| agreed(register, value));
         self.here = here.map(|(register, value)| (*register, value.clone())).collect();
