@@ -11,6 +11,8 @@
 
 mod access;
 mod allocate;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub mod banks;
 mod cta;
 mod fault;
@@ -18,6 +20,7 @@ mod interpret;
 mod lanes;
 mod memory;
 pub mod merge;
+mod model;
 mod options;
 mod pattern;
 mod program;
@@ -30,6 +33,7 @@ mod warp;
 
 pub use fault::{Fault, FaultKind, RunError};
 pub use memory::{Memory, MemoryError};
+pub use model::{DramBytes, Model, Pipe, PipeTime, model};
 pub use options::{Options, Policy, Sample};
 pub use report::{Access, Counters, InstructionCounters, Level, LineCounters, Report, Traffic};
 pub use run::run;

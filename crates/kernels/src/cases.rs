@@ -366,7 +366,7 @@ type Value = fn(usize, usize) -> f64;
 
 fn places(dtype: Dtype, _: u64) -> Runs {
     let mut runs = Vec::new();
-    for head_dim in HEAD_DIMS {
+    for (head_dim, head_dim_v) in HEAD_DIMS.map(|dim| (dim, dim)).into_iter().chain([(64, 96), (128, 40)]) {
         // A key is its index in bits of +1 and -1, over and over; a query is the key it looks for. At this scale the
         // probability of every other key is 0.
         let code = |index: usize, column: usize| if index >> (column % 8) & 1 == 1 { 1.0 } else { -1.0 };
@@ -374,7 +374,7 @@ fn places(dtype: Dtype, _: u64) -> Runs {
         let values: [(&str, Value); 2] =
             [("a constant per column", |_, column| column as f64), ("a constant per row", |key, _| key as f64)];
         for (label, value) in values {
-            let problem = crossing(head_dim, dtype).softmax_scale(64.0).build()?;
+            let problem = crossing(head_dim, dtype).head_dim_v(head_dim_v).softmax_scale(64.0).build()?;
             let inputs = Inputs {
                 q: Tensor::generate(dtype, &problem.q_shape(), |index| code(target(index[1]), index[3]))?,
                 k: Tensor::generate(dtype, &problem.k_shape(), |index| code(index[1], index[3]))?,

@@ -34,5 +34,5 @@ pub use kernel::{
 pub use launch::{Argument, Launch};
 pub use modifier::Modifier;
 pub use operand::{Address, Base, Label, Operand, Parameter, Register, Special, Variable};
-pub use parse::{ParseError, parse};
+pub use parse::{ParseError, parse, parse_file};
 pub use types::Type;
