@@ -4,8 +4,10 @@ pub mod compare;
 pub mod evidence;
 pub mod figures;
 pub mod findings;
+pub mod ptxas;
 pub mod record;
 pub mod sample;
+pub mod sass;
 pub mod source;
 pub mod tensor_file;
 
