@@ -1,3 +1,67 @@
 //! The program `strata`.
 
-fn main() {}
+mod arguments;
+mod dig;
+mod output;
+mod progress;
+mod question;
+mod report;
+mod run;
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::Parser;
+
+use arguments::{Arguments, Command};
+
+/// Why a command did not end well.
+enum Failure {
+    /// The answer is no: a wrong result, a hazard. Exit status 1.
+    No(anyhow::Error),
+    /// Bad usage or input, or something the machine refuses. Exit status 2.
+    Input(anyhow::Error),
+    /// Ctrl-C. Exit status 130.
+    Interrupted,
+    /// Whoever read the output has had enough. Exit status 0.
+    BrokenPipe,
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let error = error.into();
+        match error.downcast_ref::<std::io::Error>() {
+            Some(io) if io.kind() == std::io::ErrorKind::BrokenPipe => Self::BrokenPipe,
+            _ => Self::Input(error),
+        }
+    }
+}
+
+/// Set by Ctrl-C.
+static CANCEL: AtomicBool = AtomicBool::new(false);
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let interrupted = ExitCode::from(130);
+    // Without a handler, Ctrl-C ends the program at once: nothing is lost but what was finished.
+    let _ = ctrlc::set_handler(|| {
+        if CANCEL.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+    });
+    let result = match arguments.command {
+        Command::Dig(arguments) => dig::dig(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
+    };
+    match result {
+        Ok(()) | Err(Failure::BrokenPipe) => ExitCode::SUCCESS,
+        Err(Failure::No(error)) => complain(&error, 1),
+        Err(Failure::Input(error)) => complain(&error, 2),
+        Err(Failure::Interrupted) => interrupted,
+    }
+}
+
+fn complain(error: &anyhow::Error, status: u8) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::from(status)
+}

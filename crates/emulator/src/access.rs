@@ -1,11 +1,12 @@
 //! Memory instructions.
 
-use crate::cta::{Fail, Worker, word_bits};
+use crate::cta::{Fail, Shared, Worker, word_bits};
 use crate::fault::FaultKind;
 use crate::interpret::File;
 use crate::lanes::{ALL, WARP, each};
-use crate::pattern::{Kind, Pattern, lanes_of};
+use crate::pattern::{KEPT, Kind, Pattern, lanes_of};
 use crate::program::{Extend, LOCAL_WINDOW, MemoryOp, Op, SHARED_WINDOW, WINDOW_BYTES};
+use crate::race::Read;
 use crate::traffic::Direction;
 use crate::warp::{PendingCopy, Warp};
 
@@ -124,25 +125,31 @@ fn outside(addresses: &[u32; WARP], mask: u32, bytes: u32, size: usize, site: &S
 
 /// Checks that what is read was written, and notes the read.
 #[inline(always)]
-fn note_read(worker: &mut Worker<'_>, op: &Op, index: usize, first: u32, warp: usize, site: &Site) -> Result<(), Fail> {
-    let pattern = &worker.shapes[op.aux as usize].patterns[index];
+fn note_read(worker: &mut Worker<'_>, op: &Op, shape: usize, first: u32, warp: usize, site: &Site) -> Result<(), Fail> {
+    let pattern = &mut worker.shapes[op.aux as usize].patterns[shape];
     let start = i64::from(first / 64);
-    let interval = &mut worker.races.open[warp];
-    let mut missing = 0;
-    for &(word, bits) in &pattern.words {
-        let word = (start + word) as usize;
-        missing |= bits & !worker.written[word];
-        interval.note(word, bits, false, site.position);
+    if !pattern.is_checked(worker.written_since, first) {
+        let written = |&(word, bits): &(i64, u64)| bits & !worker.written[(start + word) as usize] == 0;
+        if !pattern.words.iter().all(written) {
+            return Err(unwritten(worker, op, shape, first, site));
+        }
     }
-    if missing != 0 {
-        let pattern = &worker.shapes[op.aux as usize].patterns[index];
-        return Err(unwritten(worker, pattern, first, site));
+    let interval = &mut worker.races.open[warp];
+    if shape < KEPT {
+        let shared = Shared { program: worker.program, shapes: &worker.shapes };
+        interval.note_read(Read { memory: op.aux, shape: shape as u32, first }, &shared);
+    } else {
+        // This place is another shape's next.
+        for &(word, bits) in &worker.shapes[op.aux as usize].patterns[shape].words {
+            interval.note((start + word) as usize, bits, false, site.position);
+        }
     }
     Ok(())
 }
 
 #[cold]
-fn unwritten(worker: &Worker<'_>, pattern: &Pattern, first: u32, site: &Site) -> Fail {
+fn unwritten(worker: &Worker<'_>, op: &Op, shape: usize, first: u32, site: &Site) -> Fail {
+    let pattern = &worker.shapes[op.aux as usize].patterns[shape];
     for &(word, bits) in &pattern.words {
         let word = (i64::from(first / 64) + word) as usize;
         let missing = bits & !worker.written[word];
@@ -768,6 +775,9 @@ pub(crate) fn atomic_global(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
     Ok(())
 }
 
+/// Copies of a warp in flight at most: a kernel that never waits must not fill the memory.
+const MAX_COPIES: usize = 1 << 16;
+
 /// `cp.async`: the bytes are read now and arrive by policy; until then the destination counts as unwritten.
 #[inline(never)]
 pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<(), Fail> {
@@ -857,8 +867,12 @@ pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask
         let (word, bits) = word_bits(copy.to, copy.bytes.len());
         worker.written[word] &= !bits;
     }
+    worker.written_since += 1;
     if let Some(filling) = warp.copies.last_mut() {
         filling.append(&mut copies);
+    }
+    if warp.copies.iter().map(Vec::len).sum::<usize>() > MAX_COPIES {
+        worker.finish_copies(warp, 0, true);
     }
     Ok(())
 }

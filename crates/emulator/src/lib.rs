@@ -21,6 +21,7 @@ mod interpret;
 mod lanes;
 mod memory;
 pub mod merge;
+mod model;
 mod options;
 mod pattern;
 mod program;
@@ -33,6 +34,7 @@ mod warp;
 
 pub use fault::{Fault, FaultKind, RunError};
 pub use memory::{Memory, MemoryError};
+pub use model::{DramBytes, Model, Pipe, PipeTime, model};
 pub use options::{Options, Policy, Sample};
 pub use report::{Access, Counters, InstructionCounters, Level, LineCounters, Report, Traffic};
 pub use run::run;

@@ -807,6 +807,9 @@ impl Decoder {
         if ty.bits() > 64 {
             return Err(format!("{ty} values are not held"));
         }
+        if ty.bytes() as usize * elements.len() > 32 {
+            return Err("a lane accesses at most 32 bytes at once".into());
+        }
         let mut registers = Vec::with_capacity(elements.len());
         for element in elements {
             registers.push(match element {

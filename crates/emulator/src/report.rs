@@ -3,6 +3,7 @@
 use std::ops::AddAssign;
 
 use ptx::{Kernel, Modifier, Opcode};
+use serde::{Deserialize, Serialize};
 
 /// At which level accesses are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,7 +105,7 @@ pub struct Report {
 }
 
 /// Totals under the names that records use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the interchange format")]
 pub struct Counters {
     pub warp_instructions: u64,
@@ -202,6 +203,26 @@ impl Report {
         }
         let file = |file: u32| kernel.files.get(file as usize).cloned().unwrap_or_default();
         lines.into_iter().map(|((index, line), counters)| LineCounters { file: file(index), line, counters }).collect()
+    }
+}
+
+impl AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        self.warp_instructions += other.warp_instructions;
+        self.thread_instructions += other.thread_instructions;
+        self.global_load_requests += other.global_load_requests;
+        self.global_load_sectors += other.global_load_sectors;
+        self.global_store_requests += other.global_store_requests;
+        self.global_store_sectors += other.global_store_sectors;
+        self.shared_load_instructions += other.shared_load_instructions;
+        self.shared_load_wavefronts += other.shared_load_wavefronts;
+        self.shared_load_wavefronts_ideal += other.shared_load_wavefronts_ideal;
+        self.shared_load_bank_conflicts += other.shared_load_bank_conflicts;
+        self.shared_store_instructions += other.shared_store_instructions;
+        self.shared_store_wavefronts += other.shared_store_wavefronts;
+        self.shared_store_wavefronts_ideal += other.shared_store_wavefronts_ideal;
+        self.shared_store_bank_conflicts += other.shared_store_bank_conflicts;
+        self.cp_async_instructions += other.cp_async_instructions;
     }
 }
 

@@ -1,3 +1,17 @@
 //! Measures, compares and explains kernels.
 
+pub mod compare;
+pub mod evidence;
+pub mod figures;
+pub mod findings;
+pub mod record;
+pub mod sample;
+pub mod source;
 pub mod tensor_file;
+
+pub use compare::{Incomparable, transition};
+pub use evidence::{Evidence, LaunchEvidence, Place, RegisterSource};
+pub use findings::{Finding, Severity, findings};
+pub use record::{Accuracy, Document, Record, Sampling};
+pub use sample::{Sample, SampleError, Source};
+pub use source::Sources;

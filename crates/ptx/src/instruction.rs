@@ -213,6 +213,15 @@ impl Instruction {
         })
     }
 
+    /// Renames the label a branch goes to.
+    pub(crate) fn retarget(&mut self, rename: impl Fn(crate::Label) -> crate::Label) {
+        for operand in &mut self.operands {
+            if let Operand::Label(label) = operand {
+                *label = rename(*label);
+            }
+        }
+    }
+
     /// Whether lanes that execute this instruction do not go on to the next one.
     pub fn ends_block(&self) -> bool {
         matches!(self.opcode(), Opcode::Bra | Opcode::Ret | Opcode::Exit | Opcode::Trap)

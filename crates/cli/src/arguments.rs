@@ -1,0 +1,117 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use kernels::{Dtype, ProblemSpec, Stratum};
+use lab::tensor_file::Layout;
+
+/// FlashAttention, generation by generation: run each kernel on an emulated GPU and see why it is as fast as it is.
+///
+/// Exit status: 0 fine, 1 the answer is no (a wrong result, a hazard), 2 bad usage or input, 130 interrupted.
+#[derive(Debug, Parser)]
+#[command(name = "strata", version, arg_required_else_help = true)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the strata on one problem and explain each: what it suffers from, and what the next one removed.
+    Dig(DigArguments),
+    /// Compute attention on your tensors with one stratum; writes `o` and `lse`.
+    Run(RunArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct DigArguments {
+    /// The GPU to emulate, by its name.
+    #[arg(long, default_value = "RTX 2070")]
+    pub gpu: String,
+    /// BATCHxHEADSxSEQLENxHEAD_DIM and options, such as "2x8/2x512x64 f16 causal".
+    #[arg(long, value_name = "PROBLEM", default_value = "10x64x1024x64", conflicts_with_all = ["input", "q"])]
+    pub problem: ProblemSpec,
+    /// Storage type: f32, f16 or bf16.
+    #[arg(long, conflicts_with_all = ["input", "q"])]
+    pub dtype: Option<Dtype>,
+    #[command(flatten)]
+    pub mask: MaskArguments,
+    /// Which strata, separated by commas; all by default.
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub strata: Vec<Stratum>,
+    #[command(flatten)]
+    pub tiles: TileArguments,
+    /// Run every head rather than a sample that is scaled.
+    #[arg(long)]
+    pub full: bool,
+    /// Seed of the inputs.
+    #[arg(long, default_value_t = 0, conflicts_with_all = ["input", "q"])]
+    pub seed: u64,
+    /// Write the records to FILE as JSON; `-` writes them to standard output in place of the report.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub tensors: TensorArguments,
+}
+
+#[derive(Debug, Args)]
+pub struct RunArguments {
+    #[command(flatten)]
+    pub tensors: TensorArguments,
+    /// Where `o` and `lse` go: a .safetensors file, or a .npy file for `o`, beside which `lse` goes to NAME.lse.npy.
+    #[arg(long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Which stratum computes.
+    #[arg(long)]
+    pub stratum: Stratum,
+    /// The GPU to emulate, by its name.
+    #[arg(long, default_value = "RTX 2070")]
+    pub gpu: String,
+    #[command(flatten)]
+    pub mask: MaskArguments,
+    #[command(flatten)]
+    pub tiles: TileArguments,
+}
+
+#[derive(Debug, Args)]
+pub struct MaskArguments {
+    /// Query i sees the keys j <= i + seqlen_k - seqlen_q.
+    #[arg(long)]
+    pub causal: bool,
+    /// Factor of the scores; 1/sqrt(head_dim) by default.
+    #[arg(long, value_name = "X")]
+    pub softmax_scale: Option<f32>,
+}
+
+#[derive(Debug, Args)]
+pub struct TileArguments {
+    /// Queries of a tile; the stratum's own choice by default.
+    #[arg(long, value_name = "N")]
+    pub block_q: Option<usize>,
+    /// Keys of a tile; the stratum's own choice by default.
+    #[arg(long, value_name = "N")]
+    pub block_kv: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub struct TensorArguments {
+    /// A safetensors file with the tensors q, k and v.
+    #[arg(long, value_name = "FILE.safetensors", conflicts_with_all = ["q", "k", "v"])]
+    pub input: Option<PathBuf>,
+    /// What precedes the names q, k and v in the file, such as "layer0.".
+    #[arg(long, default_value = "", requires = "input")]
+    pub prefix: String,
+    /// Order of the tensors' dimensions: bshd ([batch, seqlen, heads, dim]) or bhsd.
+    #[arg(long, default_value = "bshd")]
+    pub layout: Layout,
+    /// q as a NumPy file.
+    #[arg(long, value_name = "FILE.npy", requires_all = ["k", "v"])]
+    pub q: Option<PathBuf>,
+    /// k as a NumPy file.
+    #[arg(long, value_name = "FILE.npy", requires_all = ["q", "v"])]
+    pub k: Option<PathBuf>,
+    /// v as a NumPy file.
+    #[arg(long, value_name = "FILE.npy", requires_all = ["q", "k"])]
+    pub v: Option<PathBuf>,
+}

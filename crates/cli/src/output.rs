@@ -1,0 +1,38 @@
+//! Standard output and files, without panics.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+
+use anyhow::Context;
+
+/// Prints to standard output.
+pub fn print(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Whether text for standard output is to be coloured: on a terminal, unless `NO_COLOR` is set (no-color.org).
+pub fn color() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Whether `path` stands for standard output.
+pub fn is_stdout(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+/// Writes `text` to `path`, all of it or nothing; `-` is standard output.
+pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    if is_stdout(path) {
+        return Ok(print(text)?);
+    }
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let write = || {
+        let mut file = tempfile::NamedTempFile::new_in(directory)?;
+        file.write_all(text.as_bytes())?;
+        file.persist(path).map_err(|error| error.error)?;
+        std::io::Result::Ok(())
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}

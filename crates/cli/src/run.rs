@@ -1,0 +1,57 @@
+//! `strata run`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use kernels::{Inputs, Outputs};
+use lab::Watch;
+use lab::tensor_file::{self, Layout};
+
+use crate::arguments::RunArguments;
+use crate::progress::Progress;
+use crate::{CANCEL, Failure, question};
+
+pub fn run(arguments: &RunArguments) -> Result<(), Failure> {
+    let gpu = arch::Gpu::find(&arguments.gpu)?;
+    let files = Files::of(&arguments.output)?;
+    let inputs = question::tensors(&arguments.tensors)?.context("no input: give --input, or --q, --k and --v")?;
+    let problem = question::of_tensors(&inputs, &arguments.mask)?;
+
+    let progress = Progress::new();
+    progress.begin(&arguments.stratum.to_string());
+    let show = |done, of| progress.show(done, of);
+    let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
+    let result = lab::execute(arguments.stratum, arguments.tiles.tiles(), &problem, &inputs, gpu, watch);
+    progress.end();
+    files.write(&result?.outputs, arguments.tensors.layout)?;
+    Ok(())
+}
+
+/// Where the results go.
+enum Files {
+    Safetensors(PathBuf),
+    Npy { o: PathBuf, lse: PathBuf },
+}
+
+impl Files {
+    fn of(output: &Path) -> anyhow::Result<Self> {
+        match output.extension().and_then(|extension| extension.to_str()) {
+            Some("safetensors") => Ok(Self::Safetensors(output.to_owned())),
+            Some("npy") => Ok(Self::Npy { o: output.to_owned(), lse: output.with_extension("lse.npy") }),
+            _ => bail!("output is {}: its name must end in .safetensors or .npy", output.display()),
+        }
+    }
+
+    /// `o` in the layout of the inputs, `lse` as `[batch, heads, seqlen_q]`.
+    fn write(&self, outputs: &Outputs, layout: Layout) -> anyhow::Result<()> {
+        let o = layout.view(&outputs.out)?;
+        match self {
+            Self::Safetensors(path) => tensor_file::write_safetensors(path, &[("o", &o), ("lse", &outputs.lse)])?,
+            Self::Npy { o: path, lse } => {
+                tensor_file::write_npy(lse, &outputs.lse)?;
+                tensor_file::write_npy(path, &o)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,506 @@
+//! What a stratum suffers from: rules over counters, each with its threshold, its cost and the remedy that holds here.
+
+use arch::{Limiter, TensorOperand, WARP_THREADS};
+use emulator::{Access, Level, Pipe};
+use kernels::Dtype;
+use ptx::Opcode;
+use serde::{Deserialize, Serialize};
+
+use crate::evidence::{Evidence, LaunchEvidence, Place, is_shared};
+use crate::figures::{binary_bytes, bytes, count, list, percent, ratio, time, times};
+
+/// Where a finding begins.
+pub mod threshold {
+    /// Theoretical occupancy below this share is a finding.
+    pub const OCCUPANCY: f64 = 0.50;
+    /// Conflicts from this share of the wavefronts on are a finding.
+    pub const BANK_CONFLICTS: f64 = 0.10;
+    /// DRAM or requested bytes over this multiple of the compulsory ones are a finding.
+    pub const BYTES: f64 = 1.5;
+    /// Sectors over this multiple of those that the bytes asked for would fill are a finding.
+    pub const SECTORS: f64 = 1.5;
+    /// Divisions over this multiple of the elements of the output are a finding.
+    pub const DIVISIONS: f64 = 1.5;
+    /// A launch with less than this share of the modelled time is not looked at alone.
+    pub const LAUNCH: f64 = 0.10;
+    /// A source line with less than this share of what a finding is about is not named.
+    pub const LINE: f64 = 0.10;
+}
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Worth knowing; something else absorbs it here.
+    Note,
+    /// Costs time.
+    Warning,
+}
+
+/// One thing a stratum suffers from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Names the rule: stable, for scripts.
+    pub id: String,
+    /// How much it matters.
+    pub severity: Severity,
+    /// The file of the line that causes most of it, as the kernel names it; `None` when no line does.
+    pub file: Option<String>,
+    /// That line.
+    pub line: Option<u32>,
+    /// What was measured, against which threshold, what it costs, why, and what removes it.
+    pub text: String,
+}
+
+impl Finding {
+    fn new(id: &str, severity: Severity, place: Option<&Place>, text: String) -> Self {
+        let place = place.filter(|place| place.line > 0);
+        Self {
+            id: id.into(),
+            severity,
+            file: place.map(|place| place.file.clone()),
+            line: place.map(|place| place.line),
+            text,
+        }
+    }
+}
+
+/// Everything the rules find, in the order of the rules.
+pub fn findings(evidence: &Evidence) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let total = evidence.seconds();
+    for launch in evidence.launches.iter().filter(|launch| launch.model.seconds >= threshold::LAUNCH * total) {
+        found.extend(occupancy(evidence, launch));
+        found.extend(grid(evidence, launch));
+    }
+    found.extend(dram_reads(evidence));
+    found.extend(dram_writes(evidence));
+    found.extend(requested(evidence));
+    found.extend(sectors(evidence));
+    found.extend(bank_conflicts(evidence, "load"));
+    found.extend(bank_conflicts(evidence, "store"));
+    found.extend(divisions(evidence));
+    found.extend(idle_tensor_cores(evidence));
+    found.extend(limiter(evidence));
+    found
+}
+
+/// The operand type of tensor products that keep the precision of this storage type, where the GPU has them.
+fn tensor_operand(evidence: &Evidence) -> Option<(TensorOperand, u32)> {
+    let operand = match evidence.problem.dtype {
+        Dtype::F16 => TensorOperand::F16,
+        Dtype::Bf16 => TensorOperand::Bf16,
+        // tf32 drops 13 bits of the mantissa: not the same result.
+        Dtype::F32 => return None,
+    };
+    evidence.gpu.pipe_rates().tensor.of(operand).map(|rate| (operand, rate))
+}
+
+/// `launch of v2's `flash_v2`` is only worth naming where there are several.
+fn subject(evidence: &Evidence, launch: &LaunchEvidence) -> String {
+    if evidence.launches.len() > 1 { format!("`{}`: ", launch.kernel.name) } else { String::new() }
+}
+
+/// The lines that cause at least [`threshold::LINE`] of `total`, as `98.2 % at v2.rs:88`.
+fn share_of_lines(lines: &[(Place, u64)]) -> String {
+    let total: u64 = lines.iter().map(|(_, weight)| weight).sum();
+    let named = lines.iter().filter(|&&(ref place, weight)| place.line > 0 && ratio(weight, total) >= threshold::LINE);
+    list(named.map(|(place, weight)| format!("{} at {place}", percent(ratio(*weight, total)))))
+}
+
+fn occupancy(evidence: &Evidence, launch: &LaunchEvidence) -> Option<Finding> {
+    let occupancy = &launch.occupancy;
+    if occupancy.theoretical_pct >= 100.0 * threshold::OCCUPANCY {
+        return None;
+    }
+    let limits = evidence.gpu.sm.limits();
+    let warps = launch.threads.div_ceil(WARP_THREADS);
+    // CTAs that would fill half of the warp slots.
+    let wanted = (f64::from(limits.max_warps) * threshold::OCCUPANCY / f64::from(warps)).ceil() as u32;
+    let of_limiter = |limiter: &Limiter| match limiter {
+        Limiter::Warps => format!("warp slots ({warps} of {} a CTA)", limits.max_warps),
+        Limiter::Blocks => format!("block slots ({})", limits.max_blocks),
+        Limiter::Registers => format!(
+            "registers ({} a thread{})",
+            launch.registers,
+            match launch.register_source {
+                crate::RegisterSource::Ptxas => "",
+                crate::RegisterSource::Liveness => ", estimated",
+            }
+        ),
+        Limiter::Shared => {
+            format!(
+                "shared memory ({} of {} bytes a CTA)",
+                count(occupancy.shared_per_block.into()),
+                count(limits.shared_bytes.into())
+            )
+        }
+    };
+    let cure = |limiter: &Limiter| match limiter {
+        Limiter::Shared => {
+            let room = limits.shared_bytes / wanted.max(1) / limits.shared_granularity * limits.shared_granularity;
+            Some(format!(
+                "tiles of at most {} shared bytes a CTA",
+                count(room.saturating_sub(limits.shared_reserved_per_block).into())
+            ))
+        }
+        Limiter::Registers => {
+            let per_warp =
+                limits.registers / limits.sub_partitions / (wanted * warps).div_ceil(limits.sub_partitions).max(1);
+            let registers = per_warp / limits.register_granularity * limits.register_granularity / WARP_THREADS;
+            Some(format!("at most {registers} registers a thread"))
+        }
+        Limiter::Warps | Limiter::Blocks => None,
+    };
+    let cures: Vec<String> = occupancy.limiters.iter().filter_map(cure).collect();
+    let cure = if cures.is_empty() {
+        String::new()
+    } else {
+        format!(
+            " {wanted} CTAs, which is {} %, need {}.",
+            100.0 * f64::from(wanted * warps) / f64::from(limits.max_warps),
+            list(cures)
+        )
+    };
+    let text = format!(
+        "{}occupancy is {:.1} % (threshold {:.0} %): {} CTA{} of {warps} warps on an SM, limited by {}. With so few warps the latency \
+         of loads is hard to hide, which the modelled time takes for granted.{cure}",
+        subject(evidence, launch),
+        occupancy.theoretical_pct,
+        100.0 * threshold::OCCUPANCY,
+        occupancy.blocks_per_sm,
+        if occupancy.blocks_per_sm == 1 { "" } else { "s" },
+        list(occupancy.limiters.iter().map(of_limiter)),
+    );
+    Some(Finding::new("occupancy", Severity::Warning, None, text))
+}
+
+fn grid(evidence: &Evidence, launch: &LaunchEvidence) -> Option<Finding> {
+    let (ctas, sms) = (launch.report.ctas_total, u64::from(evidence.gpu.sm_count));
+    if ctas >= sms || ctas == 0 {
+        return None;
+    }
+    let remedy = match evidence.stratum.as_str() {
+        "v1" => " v2 gives every block of queries its own CTA.",
+        _ => " Smaller tiles make more CTAs.",
+    };
+    let text = format!(
+        "{}the grid has {ctas} CTA{} for {sms} SMs, so {} SMs idle: work spread over all of them would take {} less.{remedy}",
+        subject(evidence, launch),
+        if ctas == 1 { "" } else { "s" },
+        sms - ctas,
+        percent(1.0 - 1.0 / launch.model.tail),
+    );
+    Some(Finding::new("grid-too-small", Severity::Warning, None, text))
+}
+
+fn dram_reads(evidence: &Evidence) -> Option<Finding> {
+    let traffic = evidence.traffic();
+    let compulsory = u64::try_from(evidence.problem.compulsory_bytes().read).unwrap_or(u64::MAX);
+    let lines = evidence.lines_by(|instruction, counted| match Access::of(instruction) {
+        Some(Access::GlobalLoad | Access::Copy) => counted.sectors,
+        _ => 0,
+    });
+    let bytes = Bytes {
+        id: "dram-reads",
+        what: "reads",
+        compulsory,
+        dram: evidence.dram().read,
+        unique: traffic.unique_read,
+        requested: traffic.requested_read,
+    };
+    dram(evidence, bytes, &lines)
+}
+
+fn dram_writes(evidence: &Evidence) -> Option<Finding> {
+    let traffic = evidence.traffic();
+    let compulsory = u64::try_from(evidence.problem.compulsory_bytes().write).unwrap_or(u64::MAX);
+    let lines = evidence.lines_by(|instruction, counted| match Access::of(instruction) {
+        Some(Access::GlobalStore) => counted.sectors,
+        _ => 0,
+    });
+    let bytes = Bytes {
+        id: "dram-writes",
+        what: "writes",
+        compulsory,
+        dram: evidence.dram().written,
+        unique: traffic.unique_written,
+        requested: traffic.requested_written,
+    };
+    dram(evidence, bytes, &lines)
+}
+
+struct Bytes {
+    id: &'static str,
+    what: &'static str,
+    compulsory: u64,
+    dram: u64,
+    unique: u64,
+    requested: u64,
+}
+
+fn dram(evidence: &Evidence, figures: Bytes, lines: &[(Place, u64)]) -> Option<Finding> {
+    let Bytes { id, what, compulsory, dram, unique, requested } = figures;
+    if ratio(dram, compulsory) <= threshold::BYTES {
+        return None;
+    }
+    let mut why = Vec::new();
+    if ratio(unique, compulsory) > threshold::BYTES {
+        why.push(format!("{} of it are distinct bytes: intermediate results that go through memory.", bytes(unique)));
+    }
+    if ratio(dram, unique) > threshold::BYTES {
+        why.push(format!(
+            "The same bytes go by {} times: what the resident CTAs touch does not stay in {} of L2.",
+            times(ratio(dram, unique)).trim_end_matches('x'),
+            binary_bytes(evidence.gpu.l2_bytes)
+        ));
+    }
+    let remedy = match evidence.stratum.as_str() {
+        "naive" => " v1 keeps scores and probabilities of a tile on the chip.",
+        "v1" => " v2 keeps output, maximum and sum of a block of queries in registers.",
+        _ => "",
+    };
+    let seconds = dram as f64 / evidence.gpu.memory_bandwidth as f64;
+    let text = format!(
+        "DRAM {what} are modelled at {}, {} the compulsory {} (threshold {}; requested {}), {}. They take {}, {} of the modelled time. {}{remedy}",
+        bytes(dram),
+        times(ratio(dram, compulsory)),
+        bytes(compulsory),
+        times(threshold::BYTES),
+        bytes(requested),
+        share_of_lines(lines),
+        time(seconds),
+        percent(seconds / evidence.seconds()),
+        why.join(" "),
+    );
+    Some(Finding::new(id, Severity::Warning, lines.first().map(|(place, _)| place), text))
+}
+
+fn requested(evidence: &Evidence) -> Option<Finding> {
+    let (traffic, dram) = (evidence.traffic(), evidence.dram());
+    let needed = evidence.problem.compulsory_bytes();
+    let compulsory = u64::try_from(needed.read + needed.write).unwrap_or(u64::MAX);
+    let requested = traffic.requested_read + traffic.requested_written;
+    let moved = dram.read + dram.written;
+    if ratio(requested, compulsory) <= threshold::BYTES || ratio(moved, compulsory) > threshold::BYTES {
+        return None;
+    }
+    let lines = evidence.lines_by(|instruction, counted| match Access::of(instruction) {
+        Some(Access::GlobalLoad | Access::Copy | Access::GlobalStore) => counted.sectors,
+        _ => 0,
+    });
+    let text = format!(
+        "{} are requested, {} the compulsory {} (threshold {}), {}. L2 serves all but {}. Every block of queries reads all keys and \
+         values that it sees: taller blocks read them less often.",
+        bytes(requested),
+        times(ratio(requested, compulsory)),
+        bytes(compulsory),
+        times(threshold::BYTES),
+        share_of_lines(&lines),
+        bytes(moved),
+    );
+    Some(Finding::new("requested-bytes", Severity::Note, lines.first().map(|(place, _)| place), text))
+}
+
+fn sectors(evidence: &Evidence) -> Option<Finding> {
+    let (mut sectors, mut ideal, mut requests) = (0, 0, 0);
+    for (instruction, counted) in evidence.launches.iter().flat_map(LaunchEvidence::instructions) {
+        if matches!(Access::of(instruction), Some(Access::GlobalLoad | Access::GlobalStore | Access::Copy)) {
+            sectors += counted.sectors;
+            ideal += counted.sectors_ideal;
+            requests += counted.requests;
+        }
+    }
+    if ratio(sectors, ideal) <= threshold::SECTORS {
+        return None;
+    }
+    let lines = evidence.lines_by(|_, counted| counted.sectors.saturating_sub(counted.sectors_ideal));
+    let text = format!(
+        "a global request moves {:.1} sectors where its bytes would fill {:.1} ({}, threshold {}); of the excess {}. The lanes of a request \
+         touch parts of many sectors: neighbouring lanes on neighbouring addresses fill them.",
+        ratio(sectors, requests),
+        ratio(ideal, requests),
+        times(ratio(sectors, ideal)),
+        times(threshold::SECTORS),
+        share_of_lines(&lines),
+    );
+    Some(Finding::new("uncoalesced", Severity::Warning, lines.first().map(|(place, _)| place), text))
+}
+
+fn bank_conflicts(evidence: &Evidence, direction: &str) -> Option<Finding> {
+    let counters = evidence.counters(Level::Merged);
+    let (requests, wavefronts, ideal, conflicts) = match direction {
+        "load" => (
+            counters.shared_load_instructions,
+            counters.shared_load_wavefronts,
+            counters.shared_load_wavefronts_ideal,
+            counters.shared_load_bank_conflicts,
+        ),
+        _ => (
+            counters.shared_store_instructions,
+            counters.shared_store_wavefronts,
+            counters.shared_store_wavefronts_ideal,
+            counters.shared_store_bank_conflicts,
+        ),
+    };
+    // A few stores may conflict as they like: what counts is the pipe that loads and stores share.
+    let all = counters.shared_load_wavefronts + counters.shared_store_wavefronts;
+    if ratio(conflicts, wavefronts) < threshold::BANK_CONFLICTS || ratio(conflicts, all) < threshold::BANK_CONFLICTS {
+        return None;
+    }
+    let is_direction = |instruction: &ptx::Instruction| {
+        is_shared(instruction) && (Access::of(instruction) == Some(Access::SharedLoad)) == (direction == "load")
+    };
+    let excess = |instruction: &ptx::Instruction, counted: &emulator::InstructionCounters| {
+        if is_direction(instruction) { counted.wavefronts.saturating_sub(counted.wavefronts_ideal) } else { 0 }
+    };
+    let lines = evidence.lines_by(excess);
+    let worst = lines.first().map(|(place, _)| place);
+    let at_worst = |value: &dyn Fn(&emulator::InstructionCounters) -> u64| -> u64 {
+        let launches = evidence.launches.iter();
+        let all =
+            launches.flat_map(|launch| launch.instructions().map(move |(i, counted)| (launch.place(i), i, counted)));
+        all.filter(|(place, i, counted)| Some(place) == worst && excess(i, counted) > 0)
+            .map(|(_, _, counted)| value(&counted))
+            .sum()
+    };
+    let worst_requests = at_worst(&|counted| counted.requests);
+    let cost = conflicts as f64
+        / evidence.gpu.pipe_rates().shared_wavefronts
+        / (f64::from(evidence.gpu.sm_count) * evidence.gpu.clock_hz());
+    let remedy = match (evidence.stratum.as_str(), tensor_operand(evidence)) {
+        (_, Some((operand, _))) => format!(
+            "On {} the products of {operand} belong on the tensor cores (v2_tc), whose ldmatrix reads a swizzled tile without \
+             conflicts; storing K transposed is not the remedy here.",
+            evidence.gpu.sm
+        ),
+        ("v1" | "v2", None) => {
+            "v2_kt stores K transposed before the kernel, so that the lanes of a load walk along a row.".into()
+        }
+        _ => "A padded or swizzled tile spreads the lanes over the banks.".into(),
+    };
+    let text = format!(
+        "{} of the wavefronts of shared {direction}s are bank conflicts (threshold {:.0} %): {:.1}-way, where the access width alone asks \
+         for {:.2}, an excess of {}. Of the conflicts {}: {:.1} wavefronts a {direction} there where {:.1} would do, because the lanes \
+         hit different words of the same banks. They take {} of the shared-memory pipe, {} of the modelled time. {remedy}",
+        percent(ratio(conflicts, wavefronts)),
+        100.0 * threshold::BANK_CONFLICTS,
+        ratio(wavefronts, requests),
+        ratio(ideal, requests),
+        times(ratio(wavefronts, ideal)),
+        share_of_lines(&lines),
+        ratio(at_worst(&|counted| counted.wavefronts), worst_requests),
+        ratio(at_worst(&|counted| counted.wavefronts_ideal), worst_requests),
+        time(cost),
+        percent(cost / evidence.seconds()),
+    );
+    let id = if direction == "load" { "bank-conflicts" } else { "bank-conflicts-store" };
+    Some(Finding::new(id, Severity::Warning, worst, text))
+}
+
+fn divisions(evidence: &Evidence) -> Option<Finding> {
+    let problem = &evidence.problem;
+    let outputs = (problem.total_q() * problem.heads_q * problem.head_dim_v) as u64;
+    let lines = evidence.lines_by(|instruction, counted| match instruction.opcode() {
+        Opcode::Div | Opcode::Rcp if instruction.ty().is_some_and(ptx::Type::is_float) => counted.active_lanes,
+        _ => 0,
+    });
+    let divisions: u64 = lines.iter().map(|(_, lanes)| lanes).sum();
+    if ratio(divisions, outputs) <= threshold::DIVISIONS {
+        return None;
+    }
+    let remedy = match evidence.stratum.as_str() {
+        "v1" => " v2 divides once, after the last block of keys.",
+        _ => "",
+    };
+    let text = format!(
+        "{} divisions for {} elements of output, {} each (threshold {}), {}: the accumulator is normalised in the loop.{remedy}",
+        count(divisions),
+        count(outputs),
+        times(ratio(divisions, outputs)).trim_end_matches('x'),
+        times(threshold::DIVISIONS).trim_end_matches('x'),
+        share_of_lines(&lines),
+    );
+    Some(Finding::new("repeated-division", Severity::Warning, lines.first().map(|(place, _)| place), text))
+}
+
+fn idle_tensor_cores(evidence: &Evidence) -> Option<Finding> {
+    let (operand, rate) = tensor_operand(evidence)?;
+    let lines = evidence.lines_by(|instruction, counted| match (instruction.opcode(), instruction.ty()) {
+        (Opcode::Fma, Some(ptx::Type::F32)) => counted.active_lanes,
+        _ => 0,
+    });
+    let multiply_adds: u64 = lines.iter().map(|(_, lanes)| lanes).sum();
+    let flops = evidence.problem.flops();
+    // Half of the products on the FMA pipe: not merely the softmax's.
+    if 4 * u128::from(multiply_adds) < flops || flops == 0 {
+        return None;
+    }
+    let gpu = evidence.gpu;
+    let fma = f64::from(2 * gpu.pipe_rates().fma);
+    let text = format!(
+        "{} multiply-adds run on the FMA pipe, {}. The tensor cores of the {} do {operand} products {} as fast and idle: v2_tc uses them.",
+        count(multiply_adds),
+        share_of_lines(&lines),
+        gpu.name,
+        times(f64::from(rate) / fma),
+    );
+    Some(Finding::new("idle-tensor-cores", Severity::Warning, lines.first().map(|(place, _)| place), text))
+}
+
+fn limiter(evidence: &Evidence) -> Option<Finding> {
+    let launch = evidence.main_launch()?;
+    let pipe = launch.model.limiter;
+    let mut others: Vec<(Pipe, f64)> = Pipe::ALL
+        .iter()
+        .filter(|&&other| other != pipe)
+        .filter_map(|&other| Some((other, launch.model.seconds_of(other)?)))
+        .collect();
+    others.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let (next, next_seconds) = *others.first()?;
+    let compared = format!(
+        "{}{} the modelled limiter: it needs {}, {} what the next, {next}, needs ({})",
+        subject(evidence, launch),
+        match pipe {
+            Pipe::Special => "the special functions are".to_string(),
+            pipe => format!("the {pipe} pipe is"),
+        },
+        time(launch.model.seconds),
+        times(launch.model.seconds / next_seconds),
+        time(next_seconds),
+    );
+    match pipe {
+        Pipe::Shared => {
+            let lines =
+                evidence.lines_by(|instruction, counted| if is_shared(instruction) { counted.wavefronts } else { 0 });
+            let counters = launch.counters(Level::Merged);
+            let conflicts = counters.shared_load_bank_conflicts + counters.shared_store_bank_conflicts;
+            let wavefronts = counters.shared_load_wavefronts + counters.shared_store_wavefronts;
+            let unconflicted = launch.model.seconds * (1.0 - ratio(conflicts, wavefronts));
+            let remedy = match tensor_operand(evidence) {
+                Some(_) => "Tensor products read each word for more multiply-adds (v2_tc).",
+                None => "Larger register tiles use each word loaded for more multiply-adds.",
+            };
+            let text = format!(
+                "{compared}; without bank conflicts {}. Its wavefronts: {}. {remedy}",
+                time(unconflicted),
+                share_of_lines(&lines)
+            );
+            Some(Finding::new("shared-limited", Severity::Warning, lines.first().map(|(place, _)| place), text))
+        }
+        Pipe::Special => {
+            let lines = evidence.lines_by(|instruction, counted| match instruction.opcode() {
+                Opcode::Ex2 | Opcode::Lg2 | Opcode::Rcp | Opcode::Sin | Opcode::Cos | Opcode::Tanh | Opcode::Div => {
+                    counted.executions
+                }
+                _ => 0,
+            });
+            let text = format!(
+                "{compared}, {}. Exponentials evaluated as polynomials on the FMA pipe relieve it (v4).",
+                share_of_lines(&lines)
+            );
+            Some(Finding::new("special-limited", Severity::Warning, lines.first().map(|(place, _)| place), text))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,311 @@
+//! The interchange format of `--json`: `{"schema": 1, "records": [...]}`.
+
+use arch::Limiter;
+use emulator::{Counters, Level, Pipe};
+use serde::{Deserialize, Serialize};
+
+use crate::evidence::{Evidence, LaunchEvidence, RegisterSource};
+use crate::findings::Finding;
+
+/// The version of the format that this program writes.
+pub const SCHEMA: u32 = 1;
+
+/// What a `--json` file holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Document {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// One per stratum.
+    pub records: Vec<Record>,
+}
+
+impl Document {
+    /// A document of the current schema.
+    pub fn new(records: Vec<Record>) -> Self {
+        Self { schema: SCHEMA, records }
+    }
+}
+
+/// What is known of one stratum on one problem and GPU. Counters, bytes and times are those of the whole problem.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Its name.
+    pub stratum: String,
+    /// The board, as the table names it.
+    pub gpu: String,
+    /// Its architecture: `sm_75`.
+    pub sm: String,
+    /// Of q, k, v and out.
+    pub dtype: String,
+    /// As `--problem` takes it.
+    pub problem: String,
+    /// Who counted: `emulator`.
+    pub source: String,
+    /// Of `counters`: `merged`, after the merge of accesses that the assembler performs (modelled).
+    pub level: String,
+    /// Tile sizes by name.
+    pub tiles: std::collections::BTreeMap<String, u64>,
+    /// Of the inputs; `null` when they are the user's.
+    pub seed: Option<u64>,
+    /// What was executed.
+    pub sample: Sampling,
+    /// `||out - ref|| / ||ref||` over the executed heads; `null` where the reference is zero or nothing was executed.
+    pub error: Option<f64>,
+    /// The largest `|lse - lse_ref|`.
+    pub lse_error: Option<f64>,
+    /// Whether the result is within the contract's tolerance.
+    pub correct: bool,
+    /// After the merge.
+    pub counters: Counters,
+    /// As the PTX states the accesses.
+    pub counters_ptx: Counters,
+    /// Of the launch that takes longest.
+    pub occupancy: OccupancyRecord,
+    /// Bytes between the SMs and memory.
+    pub traffic: TrafficRecord,
+    /// What each pipe needs, over all launches.
+    pub pipes: Vec<PipeRecord>,
+    /// The limiter of the launch that takes longest.
+    pub limiter: String,
+    /// The sum over launches of what the limiter of each needs.
+    pub modelled_time_ms: f64,
+    /// By events on a GPU; `null` here.
+    pub measured_time_ms: Option<f64>,
+    /// Each launch by itself, in order.
+    pub launches: Vec<LaunchRecord>,
+    /// Per source line.
+    pub lines: Vec<LineRecord>,
+    /// What it suffers from.
+    pub findings: Vec<Finding>,
+}
+
+/// How much of a problem was executed; counters are scaled from it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sampling {
+    /// `(batch entry, query head)` pairs executed.
+    pub heads: u64,
+    /// Those of the problem.
+    pub of: u64,
+    /// Whether scaling from the sample is exact: heads do equal work, and rows of tensors begin on sector borders.
+    pub exact: bool,
+}
+
+/// Theoretical occupancy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OccupancyRecord {
+    /// Resident warps as a percentage of the warp slots.
+    pub theoretical_pct: f64,
+    /// Resident CTAs of one multiprocessor.
+    pub blocks_per_sm: u32,
+    /// CTAs by each resource alone.
+    pub limit_blocks: LimitBlocks,
+    /// Every resource tied for the smallest limit.
+    pub limiters: Vec<String>,
+    /// Threads of a CTA.
+    pub threads: u32,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Where that number comes from.
+    pub register_source: RegisterSource,
+    /// Shared bytes of a CTA, static and dynamic.
+    pub shared_bytes: u32,
+    /// The carve-out that the shared limit holds for, KiB.
+    pub carveout_kib: u32,
+}
+
+/// CTAs by each resource alone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LimitBlocks {
+    /// By the register file.
+    pub registers: u32,
+    /// By shared memory; `null` when a CTA takes none.
+    pub shared: Option<u32>,
+    /// By warp slots.
+    pub warps: u32,
+    /// By block slots.
+    pub blocks: u32,
+}
+
+/// Bytes, each way: `unique <= dram <= requested`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrafficRecord {
+    /// What a call must read at least.
+    pub compulsory_read: u64,
+    /// What it must write at least.
+    pub compulsory_written: u64,
+    /// Distinct bytes read, each launch anew.
+    pub unique_read: u64,
+    /// Distinct bytes written, each launch anew.
+    pub unique_written: u64,
+    /// Read from DRAM (level `model`).
+    pub dram_read_modelled: u64,
+    /// Written to DRAM (level `model`).
+    pub dram_written_modelled: u64,
+    /// Asked for by loads.
+    pub requested_read: u64,
+    /// Asked for by stores.
+    pub requested_written: u64,
+}
+
+/// What a pipe needs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PipeRecord {
+    /// Its name.
+    pub pipe: String,
+    /// The tail included.
+    pub time_ms: f64,
+}
+
+/// One launch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LaunchRecord {
+    /// The kernel's name.
+    pub kernel: String,
+    /// CTAs of the launch.
+    pub ctas: u64,
+    /// CTAs divided by those resident at once.
+    pub waves: f64,
+    /// `ceil(ctas / SMs) * SMs / ctas`.
+    pub tail: f64,
+    /// After the merge.
+    pub counters: Counters,
+    /// Theoretical occupancy.
+    pub occupancy: OccupancyRecord,
+    /// The pipe that takes longest.
+    pub limiter: String,
+    /// What it takes.
+    pub modelled_time_ms: f64,
+    /// Read from DRAM.
+    pub dram_read_modelled: u64,
+    /// Written to DRAM.
+    pub dram_written_modelled: u64,
+}
+
+/// What one source line caused, after the merge.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LineRecord {
+    /// As the kernel names it; empty when unknown.
+    pub file: String,
+    /// Counted from 1; 0 when unknown.
+    pub line: u32,
+    /// Its counters.
+    #[serde(flatten)]
+    pub counters: Counters,
+}
+
+/// How a result compares with the reference.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Accuracy {
+    /// `||out - ref|| / ||ref||`; `None` where the reference is zero.
+    pub error: Option<f64>,
+    /// The largest `|lse - lse_ref|`.
+    pub lse_error: Option<f64>,
+    /// Whether it is within the contract's tolerance.
+    pub correct: bool,
+}
+
+impl Record {
+    /// The record of what the emulator counted.
+    pub fn of_emulator(
+        evidence: &Evidence,
+        tiles: std::collections::BTreeMap<String, u64>,
+        seed: Option<u64>,
+        sample: Sampling,
+        accuracy: Accuracy,
+        findings: Vec<Finding>,
+    ) -> Option<Self> {
+        let main = evidence.main_launch()?;
+        let (traffic, dram) = (evidence.traffic(), evidence.dram());
+        let compulsory = evidence.problem.compulsory_bytes();
+        let narrow = |bytes: u128| u64::try_from(bytes).unwrap_or(u64::MAX);
+        Some(Self {
+            stratum: evidence.stratum.clone(),
+            gpu: evidence.gpu.name.into(),
+            sm: evidence.gpu.sm.to_string(),
+            dtype: evidence.problem.dtype.to_string(),
+            problem: evidence.problem.to_string(),
+            source: "emulator".into(),
+            level: Level::Merged.name().into(),
+            tiles,
+            seed,
+            sample,
+            error: accuracy.error,
+            lse_error: accuracy.lse_error,
+            correct: accuracy.correct,
+            counters: evidence.counters(Level::Merged),
+            counters_ptx: evidence.counters(Level::Ptx),
+            occupancy: OccupancyRecord::of(main),
+            traffic: TrafficRecord {
+                compulsory_read: narrow(compulsory.read),
+                compulsory_written: narrow(compulsory.write),
+                unique_read: traffic.unique_read,
+                unique_written: traffic.unique_written,
+                dram_read_modelled: dram.read,
+                dram_written_modelled: dram.written,
+                requested_read: traffic.requested_read,
+                requested_written: traffic.requested_written,
+            },
+            pipes: Pipe::ALL
+                .iter()
+                .filter_map(|&pipe| {
+                    Some(PipeRecord { pipe: pipe.name().into(), time_ms: 1e3 * evidence.seconds_of(pipe)? })
+                })
+                .collect(),
+            limiter: main.model.limiter.name().into(),
+            modelled_time_ms: 1e3 * evidence.seconds(),
+            measured_time_ms: None,
+            launches: evidence.launches.iter().map(LaunchRecord::of).collect(),
+            lines: evidence
+                .by_line(Level::Merged)
+                .into_iter()
+                .map(|(place, counters)| LineRecord { file: place.file, line: place.line, counters })
+                .collect(),
+            findings,
+        })
+    }
+}
+
+impl LaunchRecord {
+    fn of(launch: &LaunchEvidence) -> Self {
+        Self {
+            kernel: launch.kernel.name.clone(),
+            ctas: launch.report.ctas_total,
+            waves: launch.model.waves,
+            tail: launch.model.tail,
+            counters: launch.counters(Level::Merged),
+            occupancy: OccupancyRecord::of(launch),
+            limiter: launch.model.limiter.name().into(),
+            modelled_time_ms: 1e3 * launch.model.seconds,
+            dram_read_modelled: launch.model.dram.read,
+            dram_written_modelled: launch.model.dram.written,
+        }
+    }
+}
+
+impl OccupancyRecord {
+    fn of(launch: &LaunchEvidence) -> Self {
+        let occupancy = &launch.occupancy;
+        let name = |limiter: &Limiter| match limiter {
+            Limiter::Warps => "warps",
+            Limiter::Registers => "registers",
+            Limiter::Shared => "shared",
+            Limiter::Blocks => "blocks",
+        };
+        Self {
+            theoretical_pct: occupancy.theoretical_pct,
+            blocks_per_sm: occupancy.blocks_per_sm,
+            limit_blocks: LimitBlocks {
+                registers: occupancy.limits.registers,
+                shared: occupancy.limits.shared,
+                warps: occupancy.limits.warps,
+                blocks: occupancy.limits.blocks,
+            },
+            limiters: occupancy.limiters.iter().map(|limiter| name(limiter).into()).collect(),
+            threads: launch.threads,
+            registers: launch.registers,
+            register_source: launch.register_source,
+            shared_bytes: launch.shared_bytes,
+            carveout_kib: occupancy.carveout_kib,
+        }
+    }
+}
