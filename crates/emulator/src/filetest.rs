@@ -349,7 +349,10 @@ impl FileTest {
                     true => Ok(()),
                     false => Err(one(
                         run.line,
-                        format!("expected `{kind}` on line(s) {:?}, found {}", self.marked, stop.message),
+                        format!(
+                            "expected `{kind}` on line(s) {:?}, found `{}`: {}",
+                            self.marked, stop.kind, stop.message
+                        ),
                     )),
                 };
             }
@@ -611,7 +614,7 @@ mod tests {
         assert_eq!(disagreement("block=4", "block=5\n// FAULT: out_of_bounds"), "");
         assert!(
             disagreement("block=4", "block=5\n// FAULT: race")
-                .starts_with("line 4: expected `race` on line(s) [21], found 4 bytes")
+                .starts_with("line 4: expected `race` on line(s) [21], found `out_of_bounds`: 4 bytes")
         );
         assert!(
             disagreement("block=4", "block=4\n// FAULT: race")

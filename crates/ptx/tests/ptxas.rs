@@ -110,3 +110,20 @@ fn every_form_is_accepted() {
     }
     assert!(refused.is_empty(), "{refused}");
 }
+
+#[test]
+fn the_file_tests_are_accepted() {
+    let Some(ptxas) = ptxas() else { return };
+    let mut count = 0;
+    for entry in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../emulator/tests/filetests")).unwrap() {
+        let path = entry.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        for kernel in ptx::parse(&text).unwrap() {
+            for module in [&text, &kernel.to_string()] {
+                assert_eq!(refuses(&ptxas, module, kernel.target), None, "{}", path.display());
+            }
+            count += 1;
+        }
+    }
+    assert!(count > 0);
+}
