@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use kernels::{Dtype, ProblemSpec, Stratum};
+use kernels::{Dtype, ProblemSpec, Stratum, Tiles};
 use lab::tensor_file::Layout;
 
 /// FlashAttention, generation by generation: run each kernel on an emulated GPU and see why it is as fast as it is.
@@ -87,11 +87,18 @@ pub struct MaskArguments {
 #[derive(Debug, Args)]
 pub struct TileArguments {
     /// Queries of a tile; the stratum's own choice by default.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", requires = "block_kv")]
     pub block_q: Option<usize>,
     /// Keys of a tile; the stratum's own choice by default.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", requires = "block_q")]
     pub block_kv: Option<usize>,
+}
+
+impl TileArguments {
+    /// The tiles asked for; `None` leaves them to the stratum.
+    pub fn tiles(&self) -> Option<Tiles> {
+        Some(Tiles { block_q: self.block_q?, block_kv: self.block_kv? })
+    }
 }
 
 #[derive(Debug, Args)]

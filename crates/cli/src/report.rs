@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use emulator::Level;
 use lab::figures::{bytes, list, percent, time};
 use lab::{Dug, Place, RegisterSource, Severity, Sources};
@@ -28,7 +28,8 @@ pub fn text(dug: &[Dug], color: bool) -> String {
         let [before, after] = pair else { continue };
         let title = format!("{} -> {}", before.evidence.stratum, after.evidence.stratum);
         let _ = writeln!(out, "\n{}", style.heading(&title));
-        let said = lab::transition((&before.evidence, &before.record.findings), (&after.evidence, &after.record.findings));
+        let said =
+            lab::transition((&before.evidence, &before.record.findings), (&after.evidence, &after.record.findings));
         match said {
             Ok(sentences) => paragraph(&mut out, "  ", &sentences.join(" ")),
             Err(incomparable) => paragraph(&mut out, "  ", &incomparable.to_string()),
@@ -73,10 +74,19 @@ fn header(dug: &Dug) -> String {
 
 fn table(dug: &[Dug]) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_width(WIDTH as u16);
+    let line = LineStyle::none().fill('─').junction('─');
+    let style = TableStyle::new().top_border(line).header_separator(line).bottom_border(line);
+    table.load_style(style).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH as u16);
     table.set_header([
-        "stratum", "modelled", "requested", "unique", "conflicts", "n-way (ideal)", "occupancy", "error", "limiter",
+        "stratum",
+        "modelled",
+        "requested",
+        "unique",
+        "conflicts",
+        "n-way (ideal)",
+        "occupancy",
+        "error",
+        "limiter",
     ]);
     for Dug { evidence, record, .. } in dug {
         let (counters, traffic) = (&record.counters, &record.traffic);
@@ -95,7 +105,11 @@ fn table(dug: &[Dug]) -> String {
             bytes(traffic.requested_read + traffic.requested_written),
             bytes(traffic.unique_read + traffic.unique_written),
             conflicts,
-            format!("{} ({})", per_load(counters.shared_load_wavefronts), per_load(counters.shared_load_wavefronts_ideal)),
+            format!(
+                "{} ({})",
+                per_load(counters.shared_load_wavefronts),
+                per_load(counters.shared_load_wavefronts_ideal)
+            ),
             main.map_or_else(String::new, |launch| {
                 format!("{:.1} % {}", launch.occupancy.theoretical_pct, list(&launch.occupancy.limiters))
             }),
@@ -118,11 +132,7 @@ fn table(dug: &[Dug]) -> String {
 
 fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {
     let Dug { evidence, record, .. } = dug;
-    let tiles: Vec<String> = record.tiles.iter().map(|(name, size)| format!("{name} {size}")).collect();
-    let mut about = Vec::new();
-    if !tiles.is_empty() {
-        about.push(tiles.join(", "));
-    }
+    let mut about = vec![format!("block_q {}, block_kv {}", record.tiles.block_q, record.tiles.block_kv)];
     if let Some(main) = evidence.main_launch() {
         about.push(format!("{} CTAs of {} threads", lab::figures::count(main.report.ctas_total), main.threads));
         about.push(format!("{} shared bytes", lab::figures::count(main.shared_bytes.into())));
