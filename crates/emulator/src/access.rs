@@ -1,11 +1,12 @@
 //! Memory instructions.
 
-use crate::cta::{Fail, Worker, word_bits};
+use crate::cta::{Fail, Shared, Worker, word_bits};
 use crate::fault::FaultKind;
 use crate::interpret::File;
-use crate::lanes::{ALL, WARP};
-use crate::pattern::{Kind, Pattern, lanes_of};
+use crate::lanes::{ALL, WARP, each};
+use crate::pattern::{KEPT, Kind, Pattern, lanes_of};
 use crate::program::{Extend, LOCAL_WINDOW, MemoryOp, Op, SHARED_WINDOW, WINDOW_BYTES};
+use crate::race::Read;
 use crate::traffic::Direction;
 use crate::warp::{PendingCopy, Warp};
 
@@ -30,41 +31,49 @@ impl Site {
 
 #[inline(always)]
 fn addresses32(file: &File<'_>, base: Option<(u32, bool)>, offset: i64) -> [u32; WARP] {
-    match base {
-        Some(register) => file.low(register).map(|base| base.wrapping_add(offset as u32)),
-        None => [offset as u32; WARP],
-    }
+    let base = base.map_or([0; WARP], |register| file.low(register));
+    each(base, |base| base.wrapping_add(offset as u32))
 }
 
 #[inline(always)]
 fn addresses64(file: &File<'_>, base: Option<(u32, bool)>, offset: i64) -> [u64; WARP] {
-    match base {
-        Some(register) => file.full(register).map(|base| base.wrapping_add_signed(offset)),
-        None => [offset as u64; WARP],
-    }
+    let base = base.map_or([0; WARP], |register| file.full(register));
+    each(base, |base| base.wrapping_add_signed(offset))
 }
 
 /// For each lane, the entry of a table its number names.
 #[inline(always)]
-fn pick<const LEVEL: u8>(table: &[u32; WARP], entries: usize, numbers: &[u32; WARP]) -> [u32; WARP] {
+pub(crate) fn pick<const LEVEL: u8>(table: &[u32; WARP], entries: usize, numbers: &[u32; WARP]) -> [u32; WARP] {
     #[cfg(target_arch = "x86_64")]
     if LEVEL == crate::interpret::AVX512 {
-        use std::arch::x86_64::{__m512i, _mm512_permutex2var_epi32, _mm512_permutexvar_epi32};
-        // SAFETY: code for this level runs only where AVX-512F was detected; `[u32; 32]` and two `__m512i` have the same size and
-        // any bits are valid for both.
-        return unsafe {
-            let table: [__m512i; 2] = std::mem::transmute(*table);
-            let numbers: [__m512i; 2] = std::mem::transmute(*numbers);
-            let out = if entries <= 16 {
-                numbers.map(|numbers| _mm512_permutexvar_epi32(numbers, table[0]))
-            } else {
-                numbers.map(|numbers| _mm512_permutex2var_epi32(table[0], numbers, table[1]))
-            };
-            std::mem::transmute(out)
-        };
+        // SAFETY: code for this level runs only where AVX-512F was detected.
+        return unsafe { crate::avx512::pick(table, entries, numbers) };
     }
     let _ = entries;
-    std::array::from_fn(|lane| table[(numbers[lane] & 31) as usize])
+    each(*numbers, |number| table[(number & 31) as usize])
+}
+
+/// Reads `elements` words of every lane's address from shared memory.
+///
+/// Each distinct address is read once; lanes pick theirs.
+#[inline(always)]
+fn gather_words<const LEVEL: u8>(shared: &[u8], first: u32, pattern: &Pattern, elements: usize) -> [[u32; WARP]; 4] {
+    let at = |delta: i32| (i64::from(first) + i64::from(delta)) as usize;
+    #[cfg(target_arch = "x86_64")]
+    if LEVEL == crate::interpret::AVX512 {
+        // SAFETY: code for this level runs only where AVX-512F was detected; the caller has checked that all the pattern's
+        // addresses, counted from `first`, lie in `shared`.
+        return unsafe { crate::avx512::gather_words(shared, first, pattern, elements) };
+    }
+    let mut words = [[0; WARP]; 4];
+    for (element, words) in words.iter_mut().enumerate().take(elements) {
+        let mut table = [0; WARP];
+        for (entry, &delta) in table.iter_mut().zip(&pattern.distinct) {
+            *entry = little_endian::<4>(shared, at(delta) + 4 * element) as u32;
+        }
+        *words = pick::<LEVEL>(&table, pattern.distinct.len(), &pattern.chunk_of);
+    }
+    words
 }
 
 /// What a value of `bytes` bytes makes of a register.
@@ -116,25 +125,31 @@ fn outside(addresses: &[u32; WARP], mask: u32, bytes: u32, size: usize, site: &S
 
 /// Checks that what is read was written, and notes the read.
 #[inline(always)]
-fn note_read(worker: &mut Worker<'_>, op: &Op, index: usize, first: u32, warp: usize, site: &Site) -> Result<(), Fail> {
-    let pattern = &worker.shapes[op.aux as usize].patterns[index];
+fn note_read(worker: &mut Worker<'_>, op: &Op, shape: usize, first: u32, warp: usize, site: &Site) -> Result<(), Fail> {
+    let pattern = &mut worker.shapes[op.aux as usize].patterns[shape];
     let start = i64::from(first / 64);
-    let interval = &mut worker.races.open[warp];
-    let mut missing = 0;
-    for &(word, bits) in &pattern.words {
-        let word = (start + word) as usize;
-        missing |= bits & !worker.written[word];
-        interval.note(word, bits, false, site.position);
+    if !pattern.is_checked(worker.written_since, first) {
+        let written = |&(word, bits): &(i64, u64)| bits & !worker.written[(start + word) as usize] == 0;
+        if !pattern.words.iter().all(written) {
+            return Err(unwritten(worker, op, shape, first, site));
+        }
     }
-    if missing != 0 {
-        let pattern = &worker.shapes[op.aux as usize].patterns[index];
-        return Err(unwritten(worker, pattern, first, site));
+    let interval = &mut worker.races.open[warp];
+    if shape < KEPT {
+        let shared = Shared { program: worker.program, shapes: &worker.shapes };
+        interval.note_read(Read { memory: op.aux, shape: shape as u32, first }, &shared);
+    } else {
+        // This place is another shape's next.
+        for &(word, bits) in &worker.shapes[op.aux as usize].patterns[shape].words {
+            interval.note((start + word) as usize, bits, false, site.position);
+        }
     }
     Ok(())
 }
 
 #[cold]
-fn unwritten(worker: &Worker<'_>, pattern: &Pattern, first: u32, site: &Site) -> Fail {
+fn unwritten(worker: &Worker<'_>, op: &Op, shape: usize, first: u32, site: &Site) -> Fail {
+    let pattern = &worker.shapes[op.aux as usize].patterns[shape];
     for &(word, bits) in &pattern.words {
         let word = (i64::from(first / 64) + word) as usize;
         let missing = bits & !worker.written[word];
@@ -175,38 +190,20 @@ pub(crate) fn load_shared<const LEVEL: u8>(
     note_read(worker, op, index, first, site.warp, &site)?;
     let pattern = &worker.shapes[op.aux as usize].patterns[index];
     let shared = worker.shared.as_slice();
-    let at = |entry: i32| (i64::from(first) + i64::from(entry)) as usize;
-    if memory.bytes == 4 {
-        // Each distinct address is read once; lanes pick theirs.
-        let mut tables = [[0u32; WARP]; 4];
-        let elements = memory.elements.min(4) as usize;
-        if elements == 4 {
-            for (entry, &delta) in pattern.distinct.iter().enumerate() {
-                let bytes = &shared[at(delta)..at(delta) + 16];
-                for (element, table) in tables.iter_mut().enumerate() {
-                    table[entry] = little_endian::<4>(bytes, 4 * element) as u32;
+    if memory.bytes == 4 && memory.elements <= 4 {
+        let words = gather_words::<LEVEL>(shared, first, pattern, memory.elements as usize);
+        for (words, register) in words.iter().zip(&memory.registers) {
+            match *register {
+                Some((place, false)) => file.set_narrow(place, *words, mask),
+                Some((place, true)) => {
+                    file.set_wide(place, each(*words, |word| extended(word.into(), 4, memory.extend, true)), mask)
                 }
-            }
-        } else {
-            for (entry, &delta) in pattern.distinct.iter().enumerate() {
-                for (element, table) in tables.iter_mut().enumerate().take(elements) {
-                    table[entry] = little_endian::<4>(shared, at(delta) + 4 * element) as u32;
-                }
+                None => {}
             }
         }
-        for (table, register) in tables.iter().zip(&memory.registers) {
-            let Some((place, is_wide)) = *register else { continue };
-            let values = pick::<LEVEL>(table, pattern.distinct.len(), &pattern.chunk_of);
-            if is_wide {
-                file.set_wide(place, values.map(|v| extended(v.into(), 4, memory.extend, true)), mask);
-            } else {
-                file.set_narrow(place, values, mask);
-            }
-        }
-        if memory.elements <= 4 {
-            return Ok(());
-        }
+        return Ok(());
     }
+    let at = |delta: i32| (i64::from(first) + i64::from(delta)) as usize;
     for (element, register) in memory.registers.iter().enumerate() {
         let Some(register) = *register else { continue };
         let mut table = [0u64; WARP];
@@ -220,7 +217,7 @@ pub(crate) fn load_shared<const LEVEL: u8>(
             };
             table[entry] = extended(value, memory.bytes, memory.extend, register.1);
         }
-        file.set(register, pattern.chunk_of.map(|entry| table[(entry & 31) as usize]), mask);
+        file.set(register, each(pattern.chunk_of, |entry| table[(entry & 31) as usize]), mask);
     }
     Ok(())
 }
@@ -408,7 +405,11 @@ pub(crate) fn load_global<const LEVEL: u8>(
         )?;
         for (register, values) in memory.registers.iter().zip(values) {
             if let Some(register) = *register {
-                file.set(register, values.map(|value| extended(value, memory.bytes, memory.extend, register.1)), mask);
+                file.set(
+                    register,
+                    each(values, |value| extended(value, memory.bytes, memory.extend, register.1)),
+                    mask,
+                );
             }
         }
         return Ok(());
@@ -433,7 +434,7 @@ pub(crate) fn load_global<const LEVEL: u8>(
             }
             let values = pick::<LEVEL>(&table, pattern.distinct.len(), &pattern.chunk_of);
             if register.1 {
-                file.set_wide(register.0, values.map(|v| extended(v.into(), 4, memory.extend, true)), mask);
+                file.set_wide(register.0, each(values, |value| extended(value.into(), 4, memory.extend, true)), mask);
             } else {
                 file.set_narrow(register.0, values, mask);
             }
@@ -443,7 +444,7 @@ pub(crate) fn load_global<const LEVEL: u8>(
                 let value = load_element(buffer, at.wrapping_add_signed(delta.into()), memory.bytes);
                 table[entry] = extended(value, memory.bytes, memory.extend, register.1);
             }
-            file.set(register, pattern.chunk_of.map(|entry| table[(entry & 31) as usize]), mask);
+            file.set(register, each(pattern.chunk_of, |entry| table[(entry & 31) as usize]), mask);
         }
     }
     Ok(())
@@ -652,7 +653,7 @@ fn local_lanes(
                     lane as u32,
                 ));
             }
-            if address % u64::from(memory.bytes) != 0 {
+            if !address.is_multiple_of(memory.bytes.into()) {
                 return Err(
                     site.fail(FaultKind::Misaligned { space: "local", address, bytes: memory.bytes }, lane as u32)
                 );
@@ -774,6 +775,9 @@ pub(crate) fn atomic_global(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
     Ok(())
 }
 
+/// Copies of a warp in flight at most: a kernel that never waits must not fill the memory.
+const MAX_COPIES: usize = 1 << 16;
+
 /// `cp.async`: the bytes are read now and arrive by policy; until then the destination counts as unwritten.
 #[inline(never)]
 pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<(), Fail> {
@@ -863,8 +867,12 @@ pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask
         let (word, bits) = word_bits(copy.to, copy.bytes.len());
         worker.written[word] &= !bits;
     }
+    worker.written_since += 1;
     if let Some(filling) = warp.copies.last_mut() {
         filling.append(&mut copies);
+    }
+    if warp.copies.iter().map(Vec::len).sum::<usize>() > MAX_COPIES {
+        worker.finish_copies(warp, 0, true);
     }
     Ok(())
 }

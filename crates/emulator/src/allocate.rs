@@ -38,7 +38,9 @@ pub(crate) struct Allocation {
 }
 
 /// Live sets above this many bits are not computed: every register then gets a place of its own.
-const LIVENESS_LIMIT: usize = 1 << 30;
+const LIVENESS_LIMIT: usize = 1 << 27;
+/// Rounds over the graph after which liveness is given up: as many as nested loops need, and more.
+const ROUNDS: usize = 64;
 
 /// Places for every register a validated kernel uses; an error names a register too wide to hold.
 pub(crate) fn allocate(kernel: &Kernel, cfg: &Cfg) -> Result<Allocation, String> {
@@ -64,11 +66,9 @@ pub(crate) fn allocate(kernel: &Kernel, cfg: &Cfg) -> Result<Allocation, String>
         })
         .collect::<Result<Vec<_>, _>>()?;
 
-    let ranges = if cfg.blocks.len().saturating_mul(registers.len()) > LIVENESS_LIMIT {
-        vec![(0, usize::MAX); registers.len()]
-    } else {
-        live_ranges(kernel, cfg, &ids)
-    };
+    let small = cfg.blocks.len().saturating_mul(registers.len()) <= LIVENESS_LIMIT;
+    let ranges = small.then(|| live_ranges(kernel, cfg, &ids)).flatten();
+    let ranges = ranges.unwrap_or_else(|| vec![(0, usize::MAX); registers.len()]);
 
     let mut order: Vec<usize> = (0..registers.len()).collect();
     order.sort_by_key(|&id| ranges[id].0);
@@ -114,8 +114,9 @@ fn cost(width: Width) -> u32 {
     }
 }
 
-/// For each register the first and last position where it holds a value somebody reads, loops included.
-fn live_ranges(kernel: &Kernel, cfg: &Cfg, ids: &HashMap<Register, usize>) -> Vec<(usize, usize)> {
+/// For each register the first and last position where it holds a value somebody reads, loops included. `None` when the graph is
+/// too tangled to find out.
+fn live_ranges(kernel: &Kernel, cfg: &Cfg, ids: &HashMap<Register, usize>) -> Option<Vec<(usize, usize)>> {
     let instructions: Vec<_> = kernel.instructions().collect();
     let words = ids.len().div_ceil(64);
     let blocks = cfg.blocks.len();
@@ -143,7 +144,10 @@ fn live_ranges(kernel: &Kernel, cfg: &Cfg, ids: &HashMap<Register, usize>) -> Ve
     }
     let (mut live_in, mut live_out) = (gen_.clone(), vec![0u64; blocks * words]);
     let mut changed = true;
-    while changed {
+    for _ in 0..ROUNDS {
+        if !changed {
+            break;
+        }
         changed = false;
         for (index, block) in cfg.blocks.iter().enumerate().rev() {
             for word in 0..words {
@@ -155,6 +159,9 @@ fn live_ranges(kernel: &Kernel, cfg: &Cfg, ids: &HashMap<Register, usize>) -> Ve
                 live_in[at] = into;
             }
         }
+    }
+    if changed {
+        return None;
     }
     let mut ranges = vec![(usize::MAX, 0); ids.len()];
     let mut extend = |id: usize, position: usize| {
@@ -179,5 +186,5 @@ fn live_ranges(kernel: &Kernel, cfg: &Cfg, ids: &HashMap<Register, usize>) -> Ve
             instructions[position].for_each_def(|r| extend(ids[&r], position));
         }
     }
-    ranges
+    Some(ranges)
 }

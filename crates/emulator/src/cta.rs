@@ -3,7 +3,7 @@
 use crate::fault::{Fault, FaultKind, RunError};
 use crate::pattern::Shapes;
 use crate::program::Program;
-use crate::race::{Race, Races};
+use crate::race::{Expand, Race, Races, Read};
 use crate::report::InstructionCounters;
 use crate::run::Job;
 use crate::traffic::Touched;
@@ -11,6 +11,19 @@ use crate::warp::{PendingCopy, State, Warp};
 
 /// What goes wrong inside a CTA; where is added by [`Worker::fault`].
 pub(crate) type Fail = Box<(FaultKind, usize, usize, u32)>;
+
+/// What shared reads were, for the race check.
+pub(crate) struct Shared<'a> {
+    pub program: &'a Program,
+    pub shapes: &'a [Shapes],
+}
+
+impl Expand for Shared<'_> {
+    fn expand(&self, read: Read) -> (usize, &[(i64, u64)]) {
+        let pattern = &self.shapes[read.memory as usize].patterns[read.shape as usize];
+        (self.program.memory[read.memory as usize].position, &pattern.words)
+    }
+}
 
 /// Named barriers of a CTA (PTX ISA 9.7.13.1).
 const BARRIERS: u32 = 16;
@@ -63,6 +76,8 @@ pub(crate) struct Worker<'a> {
     pub shared: Vec<u8>,
     /// One bit per byte of shared memory that something wrote.
     pub written: Vec<u64>,
+    /// Changes whenever bits of `written` are taken back: reads that were found fine may not be any more.
+    pub written_since: u64,
     pub local: Vec<u8>,
     pub races: Races,
     pub random: u64,
@@ -85,6 +100,7 @@ impl<'a> Worker<'a> {
             touched: Touched::new(job.memory),
             shared: vec![0; job.shared_bytes],
             written: vec![0; job.shared_bytes.div_ceil(64)],
+            written_since: 0,
             local: vec![0; program.local_bytes as usize * 32 * warps],
             races: Races::default(),
             random: 0,
@@ -99,6 +115,7 @@ impl<'a> Worker<'a> {
         self.cta = self.job.cta_index(linear);
         self.shared.fill(0);
         self.written.fill(0);
+        self.written_since += 1;
         self.races.reset(self.warps.len(), self.job.shared_bytes);
         self.barriers.fill(Barrier::default());
         self.random = self.job.seed(linear);
@@ -109,11 +126,6 @@ impl<'a> Worker<'a> {
         let outcome = self.schedule(&mut warps);
         self.warps = warps;
         self.touched.end_cta();
-        for (memory, shapes) in self.program.memory.iter().zip(&mut self.shapes) {
-            if shapes.is_crowded() {
-                shapes.drain(&mut self.ptx[memory.position], &mut self.merged[memory.position]);
-            }
-        }
         outcome
     }
 
@@ -159,7 +171,10 @@ impl<'a> Worker<'a> {
                 }
             }
             if warps.iter().all(|warp| warp.state == State::Done) {
-                return self.races.finish().map_err(|race| self.race(race));
+                return self
+                    .races
+                    .finish(&Shared { program: self.program, shapes: &self.shapes })
+                    .map_err(|race| self.race(race));
             }
             if !ran {
                 return Err(self.deadlock(warps));
@@ -214,7 +229,8 @@ impl<'a> Worker<'a> {
             return Ok(());
         }
         let done = std::mem::take(barrier);
-        self.races.barrier(done.warps).map_err(|race| self.race_failure(race))?;
+        let shared = Shared { program: self.program, shapes: &self.shapes };
+        self.races.barrier(done.warps, &shared).map_err(|race| self.race_failure(race))?;
         for warp in warps.iter_mut().filter(|warp| done.waiting >> warp.index & 1 == 1) {
             warp.state = State::Ready;
             self.release(warp, done.votes, done.arrived);

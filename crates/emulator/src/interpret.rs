@@ -8,7 +8,7 @@ use ptx::Modifier;
 use crate::access;
 use crate::cta::{Arrival, Fail, Stop, Worker};
 use crate::fault::FaultKind;
-use crate::lanes::{self, ALL, Lanes, WARP, Wide, collect, expand};
+use crate::lanes::{self, ALL, Lanes, WARP, Wide, collect, each, expand};
 use crate::program::{Code, Op, PredicateRef, UNGUARDED};
 use crate::warp::Warp;
 
@@ -137,6 +137,16 @@ impl<'w> File<'w> {
     }
 
     #[inline(always)]
+    fn fma(&mut self, op: &Op, mask: u32) {
+        let (a, b, c) = (self.narrow(op.a), self.narrow(op.b), self.narrow(op.c));
+        let mut out = [0; WARP];
+        for lane in 0..WARP {
+            out[lane] = f(a[lane]).mul_add(f(b[lane]), f(c[lane])).to_bits();
+        }
+        self.set_narrow(op.d, out, mask);
+    }
+
+    #[inline(always)]
     pub(crate) fn predicate(&self, reference: PredicateRef) -> u32 {
         let value = self.predicates[(reference / 2) as usize];
         if reference & 1 == 1 { !value } else { value }
@@ -151,13 +161,13 @@ impl<'w> File<'w> {
     /// A register that may be wide, cut to 32 bits.
     #[inline(always)]
     pub(crate) fn low(&self, (place, is_wide): (u32, bool)) -> [u32; WARP] {
-        if is_wide { self.wide(place).map(|value| value as u32) } else { self.narrow(place) }
+        if is_wide { each(self.wide(place), |value| value as u32) } else { self.narrow(place) }
     }
 
     /// A register that may be narrow, with zeros above.
     #[inline(always)]
     pub(crate) fn full(&self, (place, is_wide): (u32, bool)) -> [u64; WARP] {
-        if is_wide { self.wide(place) } else { self.narrow(place).map(u64::from) }
+        if is_wide { self.wide(place) } else { each(self.narrow(place), u64::from) }
     }
 
     /// Writes to a register that may be narrow or wide.
@@ -166,7 +176,7 @@ impl<'w> File<'w> {
         if is_wide {
             self.set_wide(place, values, mask)
         } else {
-            self.set_narrow(place, values.map(|value| value as u32), mask)
+            self.set_narrow(place, each(values, |value| value as u32), mask)
         }
     }
 }
@@ -174,15 +184,6 @@ impl<'w> File<'w> {
 #[inline(always)]
 fn f(bits: u32) -> f32 {
     f32::from_bits(bits)
-}
-
-#[inline(always)]
-fn unary(a: [u32; WARP], function: impl Fn(u32) -> u32) -> [u32; WARP] {
-    let mut out = [0; WARP];
-    for lane in 0..WARP {
-        out[lane] = function(a[lane]);
-    }
-    out
 }
 
 #[inline(always)]
@@ -248,7 +249,7 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
         macro_rules! narrow {
             ($function:expr; 1) => {{
                 let mut file = File::of(warp);
-                let out = unary(file.narrow(op.a), $function);
+                let out = each(file.narrow(op.a), $function);
                 file.set_narrow(op.d, out, mask);
             }};
             ($function:expr; 2) => {{
@@ -277,12 +278,20 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
             Code::Nop => {}
             Code::FmaF32 => {
                 let mut file = File::of(warp);
-                let (a, b, c) = (file.narrow(op.a), file.narrow(op.b), file.narrow(op.c));
-                let mut out = [0; WARP];
-                for lane in 0..WARP {
-                    out[lane] = f(a[lane]).mul_add(f(b[lane]), f(c[lane])).to_bits();
+                file.fma(op, mask);
+                if mask == ALL && op.aux > 1 {
+                    // The multiply-adds that follow need no look at guard, meeting point or code.
+                    let ahead = (op.aux as usize).min(warp.meet - pc).min(usize::try_from(*fuel).unwrap_or(usize::MAX));
+                    let run = pc + 1..(pc + ahead).max(pc + 1);
+                    *fuel -= run.len() as u64;
+                    let mut file = File::of(warp);
+                    for (op, executions) in ops[run.clone()].iter().zip(&mut worker.executions[run.clone()]) {
+                        file.fma(op, ALL);
+                        *executions += 1;
+                    }
+                    warp.pc = run.end;
+                    continue;
                 }
-                file.set_narrow(op.d, out, mask);
             }
             Code::Mov32 => narrow!(|a| a; 1),
             Code::AddF32 => narrow!(|a, b| (f(a) + f(b)).to_bits(); 2),
@@ -334,14 +343,14 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
             Code::Xor64 => wide!(|a, b| a ^ b),
             Code::Shl64 => {
                 let mut file = File::of(warp);
-                let out = binary_wide(file.wide(op.a), file.narrow(op.b).map(u64::from), |a, b| {
+                let out = binary_wide(file.wide(op.a), each(file.narrow(op.b), u64::from), |a, b| {
                     if b < 64 { a << (b & 63) } else { 0 }
                 });
                 file.set_wide(op.d, out, mask);
             }
             Code::ShrU64 => {
                 let mut file = File::of(warp);
-                let out = binary_wide(file.wide(op.a), file.narrow(op.b).map(u64::from), |a, b| {
+                let out = binary_wide(file.wide(op.a), each(file.narrow(op.b), u64::from), |a, b| {
                     if b < 64 { a >> (b & 63) } else { 0 }
                 });
                 file.set_wide(op.d, out, mask);
@@ -354,17 +363,17 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
             }
             Code::ZeroExtend => {
                 let mut file = File::of(warp);
-                let out = file.narrow(op.a).map(u64::from);
+                let out = each(file.narrow(op.a), u64::from);
                 file.set_wide(op.d, out, mask);
             }
             Code::SignExtend => {
                 let mut file = File::of(warp);
-                let out = file.narrow(op.a).map(|a| i64::from(a as i32) as u64);
+                let out = each(file.narrow(op.a), |a| i64::from(a as i32) as u64);
                 file.set_wide(op.d, out, mask);
             }
             Code::Truncate => {
                 let mut file = File::of(warp);
-                let out = file.wide(op.a).map(|a| a as u32);
+                let out = each(file.wide(op.a), |a| a as u32);
                 file.set_narrow(op.d, out, mask);
             }
             Code::Pack64 => {
@@ -377,15 +386,15 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
             Code::Unpack64 => {
                 let mut file = File::of(warp);
                 let value = file.wide(op.a);
-                file.set_narrow(op.d, value.map(|v| v as u32), mask);
-                file.set_narrow(op.b, value.map(|v| (v >> 32) as u32), mask);
+                file.set_narrow(op.d, each(value, |v| v as u32), mask);
+                file.set_narrow(op.b, each(value, |v| (v >> 32) as u32), mask);
             }
             Code::Pack32 => narrow!(|a, b| b << 16 | a & 0xffff; 2),
             Code::Unpack32 => {
                 let mut file = File::of(warp);
                 let value = file.narrow(op.a);
-                file.set_narrow(op.d, value.map(|v| v & 0xffff), mask);
-                file.set_narrow(op.b, value.map(|v| v >> 16), mask);
+                file.set_narrow(op.d, each(value, |v| v & 0xffff), mask);
+                file.set_narrow(op.b, each(value, |v| v >> 16), mask);
             }
             Code::F16ToF32 => narrow!(lanes::f16_to_f32; 1),
             Code::F32ToF16 => narrow!(lanes::f32_to_f16; 1),
@@ -400,7 +409,10 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
                 let mut file = File::of(warp);
                 let chosen = expand(file.predicate(op.c));
                 let (a, b) = (file.narrow(op.a), file.narrow(op.b));
-                let out = std::array::from_fn(|lane| a[lane] & chosen[lane] | b[lane] & !chosen[lane]);
+                let mut out = [0; WARP];
+                for lane in 0..WARP {
+                    out[lane] = a[lane] & chosen[lane] | b[lane] & !chosen[lane];
+                }
                 file.set_narrow(op.d, out, mask);
             }
             Code::Selp64 => {
@@ -436,7 +448,7 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
             Code::CopyCommit => warp.copies.push(Vec::new()),
             Code::CopyWait => worker.finish_copies(warp, op.aux as usize, op.a == 1),
             Code::Shuffle | Code::Vote | Code::WarpSync => {
-                if mask != 0 && !exchange(worker, warp, op, mask)? {
+                if mask != 0 && !exchange::<LEVEL>(worker, warp, op, mask)? {
                     continue;
                 }
             }
@@ -482,11 +494,11 @@ fn set_predicate(worker: &Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) {
     let comparison = &worker.program.comparisons[op.aux as usize];
     let mut file = File::of(warp);
     let (less, equal, greater) = match op.code {
-        Code::SetpF32 => compare(file.narrow(op.a).map(f32::from_bits), file.narrow(op.b).map(f32::from_bits)),
+        Code::SetpF32 => compare(each(file.narrow(op.a), f32::from_bits), each(file.narrow(op.b), f32::from_bits)),
         Code::SetpU32 => compare(file.narrow(op.a), file.narrow(op.b)),
-        Code::SetpS32 => compare(file.narrow(op.a).map(|x| x as i32), file.narrow(op.b).map(|x| x as i32)),
+        Code::SetpS32 => compare(each(file.narrow(op.a), |x| x as i32), each(file.narrow(op.b), |x| x as i32)),
         Code::SetpU64 => compare(file.wide(op.a), file.wide(op.b)),
-        Code::SetpS64 => compare(file.wide(op.a).map(|x| x as i64), file.wide(op.b).map(|x| x as i64)),
+        Code::SetpS64 => compare(each(file.wide(op.a), |x| x as i64), each(file.wide(op.b), |x| x as i64)),
         _ => {
             let (a, b) = (file.full((op.a, comparison.wide)), file.full((op.b, comparison.wide)));
             let mut masks = (0, 0, 0);
@@ -523,7 +535,7 @@ fn scalar(worker: &Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) {
     let sources = info.sources.map(|(place, width)| match width {
         Width::Wide => file.wide(place),
         // A function with fewer operands has places that are not its own here; it does not look at them.
-        Width::Narrow => file.narrow.get(place as usize).map_or([0; WARP], |lanes| lanes.0.map(u64::from)),
+        Width::Narrow => file.narrow.get(place as usize).map_or([0; WARP], |lanes| each(lanes.0, u64::from)),
         Width::Predicate => {
             let predicate = file.predicate(place);
             std::array::from_fn(|lane| u64::from(predicate >> lane & 1))
@@ -535,14 +547,14 @@ fn scalar(worker: &Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) {
     });
     match info.destination {
         Width::Wide => file.set_wide(op.d, out, mask),
-        Width::Narrow => file.set_narrow(op.d, out.map(|x| x as u32), mask),
+        Width::Narrow => file.set_narrow(op.d, each(out, |x| x as u32), mask),
         Width::Predicate => file.set_predicate(op.d, collect(|lane| out[lane] & 1 == 1), mask),
     }
 }
 
 /// Exchanges and votes, which all lanes of the member mask execute together. False when the lanes had to wait for others.
-#[inline(never)]
-fn exchange(worker: &Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<bool, Fail> {
+#[inline(always)]
+fn exchange<const LEVEL: u8>(worker: &Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<bool, Fail> {
     let (pc, index, live) = (warp.pc, warp.index, warp.live);
     let fail = |kind| Box::new((kind, pc, index, mask.trailing_zeros() & 31));
     let info = (op.code != Code::WarpSync).then(|| worker.program.warp_ops[op.aux as usize]);
@@ -579,23 +591,33 @@ fn exchange(worker: &Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<
     }
     // PTX ISA 9.7.9.6, in its own names.
     let (a, b, c) = (file.narrow(op.a), file.narrow(op.b), file.narrow(info.clamp));
-    let mut out = a;
-    let mut in_range = 0;
-    for lane in 0..WARP as u32 {
-        let (bval, cval, segmask) = (b[lane as usize] & 31, c[lane as usize] & 31, c[lane as usize] >> 8 & 31);
-        let max_lane = lane & segmask | cval & !segmask & 31;
-        let min_lane = lane & segmask;
-        let (source, valid) = match info.mode {
-            Modifier::Up => (lane.wrapping_sub(bval), i64::from(lane) - i64::from(bval) >= i64::from(max_lane)),
-            Modifier::Down => (lane + bval, lane + bval <= max_lane),
-            Modifier::Bfly => (lane ^ bval, lane ^ bval <= max_lane),
-            _ => (min_lane | bval & !segmask, min_lane | bval & !segmask <= max_lane),
+    let mut sources = [0; WARP];
+    let mut valid = [0; WARP];
+    macro_rules! sources {
+        ($source:expr) => {
+            for lane in 0..WARP {
+                let (bval, cval, segmask) = (b[lane] & 31, c[lane] & 31, c[lane] >> 8 & 31);
+                let max_lane = lane as u32 & segmask | cval & !segmask & 31;
+                let source: fn(u32, u32, u32, u32) -> (u32, bool) = $source;
+                let (source, is_valid) = source(lane as u32, bval, segmask, max_lane);
+                sources[lane] = if is_valid { source & 31 } else { lane as u32 };
+                valid[lane] = u32::from(is_valid);
+            }
         };
-        if valid {
-            in_range |= 1 << lane;
-            out[lane as usize] = a[(source & 31) as usize];
-        }
     }
+    match info.mode {
+        Modifier::Up => {
+            sources!(|lane, bval, _, max| (lane.wrapping_sub(bval), lane as i32 - bval as i32 >= max as i32))
+        }
+        Modifier::Down => sources!(|lane, bval, _, max| (lane + bval, lane + bval <= max)),
+        Modifier::Bfly => sources!(|lane, bval, _, max| (lane ^ bval, lane ^ bval <= max)),
+        _ => sources!(|lane, bval, segmask, max| {
+            let source = lane & segmask | bval & !segmask;
+            (source, source <= max)
+        }),
+    }
+    let out = access::pick::<LEVEL>(&a, WARP, &sources);
+    let in_range = if info.in_range.is_some() { collect(|lane| valid[lane] == 1) } else { 0 };
     file.set_narrow(op.d, out, mask);
     if let Some(predicate) = info.in_range {
         file.set_predicate(predicate, in_range, mask);

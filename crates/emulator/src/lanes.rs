@@ -22,10 +22,24 @@ impl Lanes {
     pub(crate) const ZERO: Self = Self([0; WARP]);
 }
 
+/// A function of every lane. (`array::map` is not inlined into code for other vector widths.)
+#[inline(always)]
+pub(crate) fn each<T: Copy, U: Copy + Default>(values: [T; WARP], function: impl Fn(T) -> U) -> [U; WARP] {
+    let mut out = [U::default(); WARP];
+    for lane in 0..WARP {
+        out[lane] = function(values[lane]);
+    }
+    out
+}
+
 /// All ones in the lanes of a mask.
 #[inline(always)]
 pub(crate) fn expand(mask: u32) -> [u32; WARP] {
-    std::array::from_fn(|lane| if mask >> lane & 1 == 1 { u32::MAX } else { 0 })
+    let mut lanes = [0; WARP];
+    for lane in 0..WARP {
+        lanes[lane] = if mask >> lane & 1 == 1 { u32::MAX } else { 0 };
+    }
+    lanes
 }
 
 /// The lanes where a condition holds, as a mask.
@@ -40,7 +54,7 @@ pub(crate) fn exp2(x: f32) -> f32 {
     // Taylor coefficients of 2^r: ln(2)^k / k!. On |r| <= 1/2 the remainder is under 2e-10.
     const C: [f64; 9] = [
         1.0,
-        0.693_147_180_559_945_3,
+        std::f64::consts::LN_2,
         0.240_226_506_959_100_7,
         0.055_504_108_664_821_58,
         0.009_618_129_107_628_477,
@@ -51,13 +65,8 @@ pub(crate) fn exp2(x: f32) -> f32 {
     ];
     // Adding and subtracting this rounds to an integer, which then stands in the low bits.
     const ROUND: f64 = 6_755_399_441_055_744.0;
-    let clamped = f64::from(if x > 160.0 {
-        160.0
-    } else if x < -160.0 {
-        -160.0
-    } else {
-        x
-    });
+    // `clamp` keeps a NaN.
+    let clamped = f64::from(x.clamp(-160.0, 160.0));
     let shifted = clamped + ROUND;
     let r = clamped - (shifted - ROUND);
     let mut p = C[8];

@@ -11,6 +11,8 @@
 
 mod access;
 mod allocate;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub mod banks;
 mod cta;
 mod fault;

@@ -35,6 +35,8 @@ pub(crate) struct Pattern {
     /// The distinct lane addresses, as distances, and for each lane which of them it is.
     pub distinct: Vec<i32>,
     pub chunk_of: [u32; WARP],
+    /// Whether the distinct addresses follow each other without gaps.
+    pub is_dense: bool,
     /// The bytes touched as bits of 64-byte words, by distance from the word of the first address.
     pub words: Vec<(i64, u64)>,
     /// The sectors touched, by distance from the sector of the first address.
@@ -44,7 +46,12 @@ pub(crate) struct Pattern {
     pub merged: InstructionCounters,
     /// Executions so far.
     pub hits: u64,
+    /// First addresses from which all bytes were found written, and since when that holds.
+    checked: [(u64, u32); CHECKED],
 }
+
+/// First addresses remembered per shape: one per warp of a usual CTA, and two stages.
+const CHECKED: usize = 16;
 
 impl Pattern {
     /// Whether these addresses, of the lanes in `active`, have this shape. `lanes` is `active` expanded.
@@ -69,6 +76,20 @@ impl Pattern {
             differing |= (addresses[lane].wrapping_sub(first) ^ self.deltas[lane] as u32) & lanes[lane];
         }
         differing == 0 && self.active == active && self.phase == u64::from(first) % PERIOD
+    }
+
+    /// The distances of all lanes from the first active one, as the bits of signed numbers; 0 for inactive lanes.
+    pub(crate) fn deltas_by_lane(&self) -> &[u32; WARP] {
+        bytemuck::cast_ref(&self.deltas)
+    }
+
+    /// Whether bytes from this first address on were found written since `since`; if not, they will be.
+    #[inline(always)]
+    pub(crate) fn is_checked(&mut self, since: u64, first: u32) -> bool {
+        let entry = &mut self.checked[(first >> 4 ^ first >> 8 ^ first >> 12) as usize % CHECKED];
+        let known = *entry == (since, first);
+        *entry = (since, first);
+        known
     }
 
     /// A lane at this distance from the first active one.
@@ -114,6 +135,7 @@ impl Pattern {
             }
             sectors = distinct_sectors(first, &distinct, size);
         }
+        let is_dense = distinct.windows(2).all(|pair| i64::from(pair[1]) - i64::from(pair[0]) == size);
         let mut pattern = Self {
             active,
             phase: first % PERIOD,
@@ -123,11 +145,13 @@ impl Pattern {
             misaligned,
             distinct,
             chunk_of,
+            is_dense,
             words,
             sectors,
             ptx: InstructionCounters::default(),
             merged: InstructionCounters::default(),
             hits: 0,
+            checked: [(0, 0); CHECKED],
         };
         if misaligned.is_none() {
             pattern.ptx = count(kind, addresses, active, bytes);
@@ -186,15 +210,19 @@ fn count(kind: Kind, addresses: &[u64; WARP], active: u32, bytes: u32) -> Instru
     counters
 }
 
-/// The shapes one instruction has met, the latest first.
+/// The shapes one instruction has met.
 #[derive(Default)]
 pub(crate) struct Shapes {
     pub patterns: Vec<Pattern>,
-    pub recent: usize,
+    recent: usize,
+    /// What shapes counted that have been forgotten.
+    ptx: InstructionCounters,
+    merged: InstructionCounters,
 }
 
-/// Shapes kept per instruction; beyond it the hits are counted and the oldest shapes forgotten.
-const KEPT: usize = 64;
+/// Shapes kept per instruction. One that meets more has no regular addresses and would only be slowed down by a longer search:
+/// all further ones take turns in one more place.
+pub(crate) const KEPT: usize = 64;
 
 impl Shapes {
     /// The index of the shape of these addresses, which is analysed if it is new.
@@ -207,13 +235,7 @@ impl Shapes {
     ) -> Option<usize> {
         let first = addresses[active.trailing_zeros() as usize];
         let lanes = expand(active);
-        if let Some(pattern) = self.patterns.get(self.recent)
-            && pattern.matches(addresses, first, active, &lanes)
-        {
-            return Some(self.recent);
-        }
-        let known = self.patterns.iter().position(|pattern| pattern.matches(addresses, first, active, &lanes));
-        self.remember(known, analyse)
+        self.find_by(|pattern| pattern.matches(addresses, first, active, &lanes), analyse)
     }
 
     /// As [`Shapes::find`], for 32-bit addresses.
@@ -226,42 +248,44 @@ impl Shapes {
     ) -> Option<usize> {
         let first = addresses[active.trailing_zeros() as usize];
         let lanes = expand(active);
-        if let Some(pattern) = self.patterns.get(self.recent)
-            && pattern.matches_narrow(addresses, first, active, &lanes)
-        {
-            return Some(self.recent);
-        }
-        let known = self.patterns.iter().position(|pattern| pattern.matches_narrow(addresses, first, active, &lanes));
-        self.remember(known, analyse)
+        self.find_by(|pattern| pattern.matches_narrow(addresses, first, active, &lanes), analyse)
     }
 
-    #[cold]
-    fn remember(&mut self, known: Option<usize>, analyse: impl FnOnce() -> Option<Pattern>) -> Option<usize> {
-        self.recent = match known {
+    #[inline(always)]
+    fn find_by(
+        &mut self,
+        matches: impl Fn(&Pattern) -> bool,
+        analyse: impl FnOnce() -> Option<Pattern>,
+    ) -> Option<usize> {
+        if self.patterns.get(self.recent).is_some_and(&matches) {
+            return Some(self.recent);
+        }
+        self.recent = match self.patterns.iter().position(matches) {
             Some(index) => index,
             None => {
-                self.patterns.push(analyse()?);
+                let pattern = analyse()?;
+                if self.patterns.len() > KEPT
+                    && let Some(last) = self.patterns.pop()
+                {
+                    self.forget(&last);
+                }
+                self.patterns.push(pattern);
                 self.patterns.len() - 1
             }
         };
         Some(self.recent)
     }
 
-    /// Adds what was counted to the totals; forgets the shapes if they have become many.
-    pub(crate) fn drain(&mut self, ptx: &mut InstructionCounters, merged: &mut InstructionCounters) {
-        for pattern in &mut self.patterns {
-            *ptx += pattern.ptx.times(pattern.hits);
-            *merged += pattern.merged.times(pattern.hits);
-            pattern.hits = 0;
-        }
-        if self.patterns.len() > KEPT {
-            self.patterns.clear();
-            self.recent = 0;
-        }
+    fn forget(&mut self, pattern: &Pattern) {
+        self.ptx += pattern.ptx.times(pattern.hits);
+        self.merged += pattern.merged.times(pattern.hits);
     }
 
-    /// Whether there are so many that [`Shapes::drain`] should be called before more are added.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.patterns.len() > KEPT
+    /// All that was counted: as PTX states it, and after the merge.
+    pub(crate) fn totals(mut self) -> (InstructionCounters, InstructionCounters) {
+        for pattern in std::mem::take(&mut self.patterns) {
+            self.forget(&pattern);
+        }
+        (self.ptx, self.merged)
     }
 }

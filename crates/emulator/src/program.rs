@@ -125,7 +125,7 @@ pub(crate) struct Op {
     pub a: u32,
     pub b: u32,
     pub c: u32,
-    /// An index into one of [`Program`]'s tables, or a jump target.
+    /// An index into one of [`Program`]'s tables, or a jump target; of a multiply-add, how many stand here in a row.
     pub aux: u32,
     pub guard: u32,
 }
@@ -198,7 +198,7 @@ pub(crate) struct ScalarOp {
 pub(crate) struct Comparison {
     pub compare: scalar::Compare,
     /// For types without fast code.
-    pub function: Option<fn(u64, u64) -> (bool, bool, bool)>,
+    pub function: Option<scalar::Order>,
     pub wide: bool,
     pub combine: Option<(Modifier, PredicateRef)>,
     /// The second predicate, with the complement.
@@ -319,6 +319,7 @@ impl Program {
             })?;
             decoder.program.ops.push(op);
         }
+        decoder.count_runs();
         // Running off the end is `ret`.
         decoder.program.ops.push(Op { code: Code::Exit, d: 0, a: 0, b: 0, c: 0, aux: 0, guard: UNGUARDED });
         Ok(decoder.program)
@@ -421,6 +422,17 @@ type Decoded<T> = Result<T, String>;
 type Placed = (u32, Width);
 
 impl Decoder {
+    /// Tells each multiply-add without a guard how many of its kind follow, itself included.
+    fn count_runs(&mut self) {
+        let mut run = 0;
+        for op in self.program.ops.iter_mut().rev() {
+            run = if op.code == Code::FmaF32 && op.guard == UNGUARDED { run + 1 } else { 0 };
+            if op.code == Code::FmaF32 {
+                op.aux = run;
+            }
+        }
+    }
+
     fn constant(&mut self, value: u64, width: Width) -> u32 {
         let next = match width {
             Width::Wide => &mut self.program.wide,
@@ -794,6 +806,9 @@ impl Decoder {
         };
         if ty.bits() > 64 {
             return Err(format!("{ty} values are not held"));
+        }
+        if ty.bytes() as usize * elements.len() > 32 {
+            return Err("a lane accesses at most 32 bytes at once".into());
         }
         let mut registers = Vec::with_capacity(elements.len());
         for element in elements {

@@ -3,6 +3,9 @@
 //! Each warp notes which bytes it reads and writes between two synchronisations (an *interval*). Barriers order intervals; a
 //! clock per warp says which (vector clocks, as in FastTrack, Flanagan and Freund 2009, but per interval instead of per
 //! access). Two intervals that no barrier orders must not touch a byte that either writes.
+//!
+//! Most intervals of real kernels only read, and then there is nothing to find. So reads are first noted as what was read
+//! (an instruction's address shape and where it began) and become bytes only when a concurrent interval writes.
 
 /// The bytes a warp touched between two synchronisations.
 #[derive(Debug, Default)]
@@ -12,15 +15,36 @@ pub(crate) struct Interval {
     epoch: u32,
     /// For every warp, the first epoch that was not yet ordered before this interval when it began.
     clock: Vec<u32>,
+    /// Reads that are not in `reads` yet.
+    pending: Vec<Read>,
     /// One bit per byte, 64 to a word.
-    pub reads: Vec<u64>,
-    pub writes: Vec<u64>,
-    /// The words that may hold set bits.
+    reads: Vec<u64>,
+    writes: Vec<u64>,
+    /// The words that may hold set bits, and those of them that may hold writes.
     low: usize,
     high: usize,
-    /// The accesses, for the message about a race: instruction, address of the first lane, mask word by word.
+    write_low: usize,
+    write_high: usize,
+    /// The accesses in the bits, for the message about a race.
     log: Vec<Logged>,
 }
+
+/// A read by a warp: the shape of its addresses and the address of the first active lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Read {
+    pub memory: u32,
+    pub shape: u32,
+    pub first: u32,
+}
+
+/// Turns reads into bytes.
+pub(crate) trait Expand {
+    /// The instruction's position, and the bytes as bits of 64-byte words by distance from the one that holds `read.first`.
+    fn expand(&self, read: Read) -> (usize, &[(i64, u64)]);
+}
+
+/// Reads kept as they are at most.
+const PENDING: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug)]
 struct Logged {
@@ -32,6 +56,9 @@ struct Logged {
 
 /// Accesses remembered per interval; a race found among later ones is reported without its second instruction.
 const LOGGED: usize = 1 << 14;
+
+/// Ended intervals that are kept while some warp never synchronises; older ones are forgotten, and races with them are missed.
+const REMEMBERED: usize = 256;
 
 /// Two accesses that nothing orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +81,16 @@ pub(crate) struct Races {
 }
 
 impl Interval {
-    /// Notes bytes of one access. `word` and `bits` as in [`Pattern::words`](crate::pattern::Pattern::words), from the start of shared memory.
+    /// Notes a read to be turned into bytes when that is needed.
+    #[inline(always)]
+    pub(crate) fn note_read(&mut self, read: Read, expand: &impl Expand) {
+        if self.pending.len() == PENDING {
+            self.settle(expand);
+        }
+        self.pending.push(read);
+    }
+
+    /// Notes bytes of one access, as bits of the 64-byte word they lie in.
     #[inline(always)]
     pub(crate) fn note(&mut self, word: usize, bits: u64, write: bool, position: usize) {
         let set = if write { &mut self.writes } else { &mut self.reads };
@@ -65,9 +101,34 @@ impl Interval {
         }
     }
 
+    /// Turns the pending reads into bytes.
+    #[cold]
+    fn settle(&mut self, expand: &impl Expand) {
+        let mut pending = std::mem::take(&mut self.pending);
+        for read in pending.drain(..) {
+            let (position, words) = expand.expand(read);
+            for &(word, bits) in words {
+                self.note((i64::from(read.first / 64) + word) as usize, bits, false, position);
+            }
+        }
+        self.pending = pending;
+    }
+
+    fn writes_any(&self) -> bool {
+        self.write_low < self.write_high
+    }
+
+    fn is_empty(&self) -> bool {
+        self.low >= self.high && self.pending.is_empty()
+    }
+
     fn remember(&mut self, word: usize, bits: u64, write: bool, position: usize) {
         self.low = self.low.min(word);
         self.high = self.high.max(word + 1);
+        if write {
+            self.write_low = self.write_low.min(word);
+            self.write_high = self.write_high.max(word + 1);
+        }
         if self.log.len() < LOGGED {
             self.log.push(Logged { position: position as u32, word: word as u32, bits, write });
         }
@@ -123,14 +184,15 @@ impl Races {
             interval.reads[interval.low..interval.high].fill(0);
             interval.writes[interval.low..interval.high].fill(0);
         }
-        interval.low = self.words;
-        interval.high = 0;
+        (interval.low, interval.high) = (self.words, 0);
+        (interval.write_low, interval.write_high) = (self.words, 0);
         interval.log.clear();
+        interval.pending.clear();
         interval
     }
 
     /// A barrier of these warps: what they did before it is ordered before what they do after it.
-    pub(crate) fn barrier(&mut self, warps: u64) -> Result<(), Race> {
+    pub(crate) fn barrier(&mut self, warps: u64, expand: &impl Expand) -> Result<(), Race> {
         let participants = || (0..64).filter(move |warp| warps >> warp & 1 == 1);
         let mut joined = vec![0; self.open.len()];
         for warp in participants() {
@@ -142,7 +204,7 @@ impl Races {
             joined[warp] = self.open[warp].epoch + 1;
         }
         for warp in participants() {
-            self.close(warp)?;
+            self.close(warp, expand)?;
             let open = &mut self.open[warp];
             open.clock.clone_from(&joined);
         }
@@ -151,24 +213,34 @@ impl Races {
     }
 
     /// Ends a warp's interval and starts the next with the same knowledge of the others.
-    fn close(&mut self, warp: usize) -> Result<(), Race> {
+    fn close(&mut self, warp: usize, expand: &impl Expand) -> Result<(), Race> {
         let mut next = self.take();
         next.warp = warp;
         next.epoch = self.open[warp].epoch + 1;
         next.clock.clone_from(&self.open[warp].clock);
-        let ended = std::mem::replace(&mut self.open[warp], next);
-        self.check(&ended)?;
-        if ended.low < ended.high {
-            self.closed.push(ended);
-        } else {
+        let mut ended = std::mem::replace(&mut self.open[warp], next);
+        if ended.is_empty() {
             self.pool.push(ended);
+            return Ok(());
         }
+        self.check(&mut ended, expand)?;
+        if self.closed.len() == REMEMBERED {
+            let oldest = self.closed.remove(0);
+            self.pool.push(oldest);
+        }
+        self.closed.push(ended);
         Ok(())
     }
 
     /// Compares an interval that has ended with all that are not ordered before it.
-    fn check(&self, ended: &Interval) -> Result<(), Race> {
-        for other in self.closed.iter().filter(|other| !ended.follows(other) && !other.follows(ended)) {
+    fn check(&mut self, ended: &mut Interval, expand: &impl Expand) -> Result<(), Race> {
+        for other in &mut self.closed {
+            let ordered = ended.follows(other) || other.follows(ended);
+            if ordered || (!ended.writes_any() && !other.writes_any()) {
+                continue;
+            }
+            ended.settle(expand);
+            other.settle(expand);
             if let Some((word, bits)) = ended.conflict(other) {
                 let position =
                     |of: &Interval, with: &Interval| of.position_of(word, bits, with.writes[word] & bits != 0);
@@ -196,9 +268,9 @@ impl Races {
     }
 
     /// The CTA has ended: everything still open is compared.
-    pub(crate) fn finish(&mut self) -> Result<(), Race> {
+    pub(crate) fn finish(&mut self, expand: &impl Expand) -> Result<(), Race> {
         for warp in 0..self.open.len() {
-            self.close(warp)?;
+            self.close(warp, expand)?;
         }
         Ok(())
     }
@@ -207,6 +279,19 @@ impl Races {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One byte where the read began.
+    struct Bytes;
+
+    impl Expand for Bytes {
+        fn expand(&self, read: Read) -> (usize, &[(i64, u64)]) {
+            (read.memory as usize, &[(0, 0x10)])
+        }
+    }
+
+    fn read(position: u32, first: u32) -> Read {
+        Read { memory: position, shape: 0, first }
+    }
 
     fn races() -> Races {
         let mut races = Races::default();
@@ -218,14 +303,14 @@ mod tests {
     fn a_write_and_a_read_need_a_barrier() {
         let mut found = races();
         found.open[0].note(1, 0xf0, true, 3);
-        found.open[1].note(1, 0x10, false, 5);
-        assert_eq!(found.finish(), Err(Race { address: 68, warps: (0, 1), positions: (Some(3), Some(5)) }));
+        found.open[1].note_read(read(5, 64), &Bytes);
+        assert_eq!(found.finish(&Bytes), Err(Race { address: 68, warps: (0, 1), positions: (Some(3), Some(5)) }));
 
         let mut ordered = races();
         ordered.open[0].note(1, 0xf0, true, 3);
-        ordered.barrier(0b11).unwrap();
-        ordered.open[1].note(1, 0x10, false, 5);
-        assert_eq!(ordered.finish(), Ok(()));
+        ordered.barrier(0b11, &Bytes).unwrap();
+        ordered.open[1].note_read(read(5, 64), &Bytes);
+        assert_eq!(ordered.finish(&Bytes), Ok(()));
     }
 
     #[test]
@@ -235,7 +320,7 @@ mod tests {
         races.open[1].note(0, 1, false, 0);
         races.open[0].note(0, 2, true, 1);
         races.open[1].note(0, 4, true, 1);
-        assert_eq!(races.finish(), Ok(()));
+        assert_eq!(races.finish(&Bytes), Ok(()));
     }
 
     #[test]
@@ -243,8 +328,8 @@ mod tests {
         let mut races = Races::default();
         races.reset(3, 64);
         races.open[0].note(0, 1, true, 7);
-        races.barrier(0b110).unwrap();
+        races.barrier(0b110, &Bytes).unwrap();
         races.open[1].note(0, 1, false, 8);
-        assert_eq!(races.finish().unwrap_err().warps, (0, 1));
+        assert_eq!(races.finish(&Bytes).unwrap_err().warps, (0, 1));
     }
 }

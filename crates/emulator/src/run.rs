@@ -31,6 +31,8 @@ pub(crate) struct Job<'a> {
 
 /// Threads a CTA may have on any architecture.
 const MAX_THREADS: u64 = 1024;
+/// Bytes of registers and local memory that the emulator holds for a CTA at most; every worker thread holds as many.
+const MAX_CTA_BYTES: u64 = 1 << 29;
 
 /// Runs a launch, or the part of it that the options ask for.
 ///
@@ -75,6 +77,15 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
         Sample::Full => Vec::new(),
         Sample::Ctas(ctas) => ctas.clone(),
     };
+    let warps = threads.div_ceil(WARP as u64);
+    let register_bytes =
+        warps * (128 * u64::from(program.narrow) + 256 * u64::from(program.wide) + 4 * u64::from(program.predicates));
+    let local_bytes = threads.next_multiple_of(WARP as u64) * program.local_bytes;
+    if register_bytes + local_bytes > MAX_CTA_BYTES {
+        return Err(refuse(format!(
+            "a CTA takes {register_bytes} bytes of registers and {local_bytes} of local memory; the emulator allows {MAX_CTA_BYTES}"
+        )));
+    }
     let total = launch.ctas();
     if let Some(cta) = ctas.iter().find(|&&cta| cta >= total) {
         return Err(refuse(format!("sampled CTA {cta} is not in the grid of {total}")));
@@ -118,9 +129,9 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
         }
     };
     let available = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let workers = if options.threads == 0 { available } else { options.threads }.min(count.max(1) as usize);
-    let mut results = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..workers).map(|_| scope.spawn(work)).collect();
+    let threads = if options.threads == 0 { available } else { options.threads }.min(count.max(1) as usize);
+    let workers = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
         let mut results = vec![work()];
         // A worker does not panic; if one did, its panic goes on here.
         results.extend(
@@ -131,25 +142,21 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
     if let Some((_, error)) = failure.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
         return Err(error);
     }
-    Ok(collect(kernel, &program, &mut results, count, total))
+    Ok(collect(kernel, &program, workers, count, total))
 }
 
 /// The counters of all workers together.
-fn collect(
-    kernel: &Kernel,
-    program: &Program,
-    workers: &mut Vec<Worker<'_>>,
-    ctas_run: u64,
-    ctas_total: u64,
-) -> Report {
+fn collect(kernel: &Kernel, program: &Program, workers: Vec<Worker<'_>>, ctas_run: u64, ctas_total: u64) -> Report {
     // The last decoded instruction is the end of the code, which the kernel does not have.
     let instructions = program.ops.len() - 1;
     let mut ptx = vec![InstructionCounters::default(); instructions];
     let mut merged = ptx.clone();
     let mut touched: Option<crate::traffic::Touched> = None;
-    for mut worker in workers.drain(..) {
-        for (memory, shapes) in program.memory.iter().zip(&mut worker.shapes) {
-            shapes.drain(&mut worker.ptx[memory.position], &mut worker.merged[memory.position]);
+    for mut worker in workers {
+        for (memory, shapes) in program.memory.iter().zip(worker.shapes) {
+            let (ptx, merged) = shapes.totals();
+            worker.ptx[memory.position] += ptx;
+            worker.merged[memory.position] += merged;
         }
         for position in 0..instructions {
             let executions = worker.executions[position];

@@ -50,7 +50,8 @@ impl Compare {
     }
 }
 
-type Order = fn(u64, u64) -> (bool, bool, bool);
+/// Whether a value is less than, equal to, greater than another.
+pub(crate) type Order = fn(u64, u64) -> (bool, bool, bool);
 
 /// Whether `a` is less than, equal to, greater than `b`, for types without vector code.
 pub(crate) fn order(ty: Type, ftz: bool) -> Option<Order> {

@@ -14,7 +14,8 @@
 //! | `a2` | read, of the second type (`cvt.f32.s32`: `d` is f32, `a2` is s32) |
 //! | `dw`, `aw` | of twice the first type's width (`mul.wide`) |
 //! | `d:b32`, `a:u32` | of that type whatever the instruction's is |
-//! | `dv`, `av` | as `d`, `a`; a vector when the opcode has `.v2`, `.v4` or `.v8` |
+//! | `dv`, `av` | as `d`, `a`; a vector when the opcode has `.v2`, `.v4`, `.x2` or `.x4` |
+//! | `dv:b32`, `av:b32` | the same, of that type |
 //! | `dm`, `am` | as `d`, `a`, and also a vector that is packed or unpacked (`mov`), or an address |
 //! | `d\|p` | a register and, optionally, a predicate written together |
 //! | `p`, `p\|q` | a predicate written; one and optionally its complement |
@@ -56,7 +57,7 @@ pub enum TypeRule {
 pub enum Kind {
     /// A register, or for a source a constant.
     Value(TypeRule),
-    /// As `Value`; a vector when the opcode has `.v2`, `.v4` or `.v8`.
+    /// As `Value`; a vector when the opcode has `.v2`, `.v4`, `.x2` or `.x4`.
     Vector(TypeRule),
     /// As `Value`; also a vector, an address or a special register.
     Movable(TypeRule),
@@ -127,6 +128,16 @@ impl Form {
         rest.is_empty()
     }
 
+    /// The modifiers in order: what may stand in each place, and whether the place may be left empty.
+    pub fn modifiers(&self) -> impl Iterator<Item = (&[Modifier], bool)> {
+        self.modifiers.iter().map(|(choices, optional)| (choices.as_slice(), *optional))
+    }
+
+    /// Every form of every opcode.
+    pub fn all() -> &'static [Self] {
+        &TABLE.forms
+    }
+
     fn arity(&self) -> std::ops::RangeInclusive<usize> {
         self.slots.iter().filter(|slot| !slot.optional).count()..=self.slots.len()
     }
@@ -194,22 +205,21 @@ fn class(name: &str) -> &'static str {
     match name {
         "rnd" => "rn|rz|rm|rp",
         "irnd" => "rni|rzi|rmi|rpi",
-        "cmp" => "eq|ne|lt|le|gt|ge|lo|ls|hi|hs|equ|neu|ltu|leu|gtu|geu|num|nan",
+        "icmp" => "eq|ne|lt|le|gt|ge",
+        "fcmp" => "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan",
         "bool" => "and|or|xor",
         "int" => "u16|u32|u64|s16|s32|s64",
+        "integer" => "u8|u16|u32|u64|s8|s16|s32|s64",
         "bits" => "b16|b32|b64",
-        "half" => "f16|f16x2|bf16|bf16x2",
-        "memory" => "b8|b16|b32|b64|b128|u8|u16|u32|u64|s8|s16|s32|s64|f16|f16x2|bf16|bf16x2|f32|f64",
+        "memory" => "b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64",
         "value" => "b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64",
-        "convertible" => "u8|u16|u32|u64|s8|s16|s32|s64|f16|bf16|f32|f64",
-        "space" => "global|shared|shared::cta|shared::cluster|local|param|param::entry|param::func|const",
-        "sem" => "weak|volatile|relaxed|acquire|release|mmio",
-        "scope" => "cta|cluster|gpu|sys",
-        "cop" => "ca|cg|cs|cv|lu|wb|wt",
+        "where" => "global|shared",
+        "atomic" => "relaxed|acquire|release|acq_rel",
+        "scope" => "cta|gpu|sys",
         "l1" => "L1::evict_first|L1::evict_last|L1::evict_normal|L1::evict_unchanged|L1::no_allocate",
-        "l2" => "L2::evict_first|L2::evict_last|L2::evict_normal",
-        "prefetch" => "L2::64B|L2::128B|L2::256B",
-        "vec" => "v2|v4|v8",
+        "prefetch" => "L2::64B|L2::128B",
+        "prefetch256" => "L2::64B|L2::128B|L2::256B",
+        "vec" => "v2|v4",
         "shared" => "shared|shared::cta",
         other => unreachable!("the table names a class `{other}` that `class` does not have"),
     }
@@ -240,8 +250,9 @@ fn slot(token: &'static str) -> Slot {
         "m" => Kind::Memory,
         "l" => Kind::Label,
         "i" => Kind::Integer,
-        other => match other.split_once(':').and_then(|(_, name)| Type::from_name(name)) {
-            Some(ty) => Kind::Value(TypeRule::Fixed(ty)),
+        other => match other.split_once(':').and_then(|(place, name)| Some((place, Type::from_name(name)?))) {
+            Some(("dv" | "av", ty)) => Kind::Vector(TypeRule::Fixed(ty)),
+            Some((_, ty)) => Kind::Value(TypeRule::Fixed(ty)),
             None => unreachable!("the table has an operand `{other}` that means nothing"),
         },
     };
@@ -305,13 +316,14 @@ forms! {
         "wide u16|s16|u32|s32" => "dw a a aw";
         "hi sat s32" => "d a a a";
         "lo|hi $int" => "d a a a";
-        "$rnd? ftz? sat? f32" => "d a a a";
-        "$rnd? f64" => "d a a a";
+        "$rnd ftz? sat? f32" => "d a a a";
+        "$rnd f64" => "d a a a";
     }
     Fma "fma" {
         "$rnd ftz? sat? f32" => "d a a a";
         "$rnd f64" => "d a a a";
-        "rn ftz? sat|relu? f16|f16x2" => "d a a a" sm 53 ptx 6 . 0;
+        "rn ftz? sat? f16|f16x2" => "d a a a" sm 53 ptx 6 . 0;
+        "rn ftz? relu f16|f16x2" => "d a a a" sm 80 ptx 7 . 0;
         "rn relu? bf16|bf16x2" => "d a a a" sm 80 ptx 7 . 0;
     }
     Div "div" {
@@ -337,14 +349,16 @@ forms! {
     }
     Min "min" {
         "$int" => "d a a";
-        "ftz? NaN? f32" => "d a a";
+        "ftz? f32" => "d a a";
+        "ftz? NaN f32" => "d a a" sm 80 ptx 7 . 0;
         "f64" => "d a a";
         "ftz? NaN? f16|f16x2" => "d a a" sm 80 ptx 7 . 0;
         "NaN? bf16|bf16x2" => "d a a" sm 80 ptx 7 . 0;
     }
     Max "max" {
         "$int" => "d a a";
-        "ftz? NaN? f32" => "d a a";
+        "ftz? f32" => "d a a";
+        "ftz? NaN f32" => "d a a" sm 80 ptx 7 . 0;
         "f64" => "d a a";
         "ftz? NaN? f16|f16x2" => "d a a" sm 80 ptx 7 . 0;
         "NaN? bf16|bf16x2" => "d a a" sm 80 ptx 7 . 0;
@@ -379,10 +393,18 @@ forms! {
 
     // Comparison and selection (9.7.6, 9.7.7).
     Setp "setp" {
-        "$cmp ftz? $value" => "p|q a a";
-        "$cmp $bool ftz? $value" => "p|q a a c";
-        "$cmp ftz? f16|f16x2" => "p|q a a" sm 53 ptx 6 . 0;
-        "$cmp bf16|bf16x2" => "p|q a a" sm 90 ptx 7 . 8;
+        "eq|ne $bits" => "p|q a a";
+        "eq|ne $bool $bits" => "p|q a a c";
+        "$icmp $int" => "p|q a a";
+        "$icmp $bool $int" => "p|q a a c";
+        "lo|ls|hi|hs u16|u32|u64" => "p|q a a";
+        "lo|ls|hi|hs $bool u16|u32|u64" => "p|q a a c";
+        "$fcmp ftz? f32" => "p|q a a";
+        "$fcmp $bool ftz? f32" => "p|q a a c";
+        "$fcmp f64" => "p|q a a";
+        "$fcmp $bool f64" => "p|q a a c";
+        "$fcmp ftz? f16|f16x2" => "p|q a a" sm 53 ptx 6 . 0;
+        "$fcmp bf16|bf16x2" => "p|q a a" sm 90 ptx 7 . 8;
     }
     Selp "selp" { "$value" => "d a a c"; }
 
@@ -393,29 +415,83 @@ forms! {
         "$value" => "dm am";
     }
     Cvt "cvt" {
-        "$rnd ftz? relu? f16x2|bf16x2 f32" => "d a2 a2" sm 80 ptx 7 . 0;
-        "$rnd? $irnd? ftz? sat? $convertible $convertible" => "d a2";
+        "$integer $integer" => "d a2";
+        "sat u8|s8|u16|s16 u32|s32|u64|s64" => "d a2";
+        "sat u32|s32 u64|s64" => "d a2";
+        "$irnd ftz? sat? $integer f32" => "d a2";
+        "$irnd sat? $integer f16|f64" => "d a2";
+        "$rnd sat? f16|f32|f64 $integer" => "d a2";
+        "$rnd ftz? sat? f16 f32" => "d a2";
+        "$rnd sat? f16 f64" => "d a2";
+        "$rnd ftz? sat? f32 f64" => "d a2";
+        "ftz? sat? f32 f16" => "d a2";
+        "ftz? sat? f64 f32" => "d a2";
+        "sat? f64 f16" => "d a2";
+        "$irnd? ftz? sat? f32 f32" => "d a2";
+        "$irnd? sat? f64 f64" => "d a2";
+        "$irnd? sat? f16 f16" => "d a2";
+        "rn|rz relu? f16 f32" => "d a2" sm 80 ptx 7 . 0;
+        "rn|rz relu? bf16 f32" => "d a2" sm 80 ptx 7 . 0;
+        "rn|rz relu? f16x2|bf16x2 f32" => "d a2 a2" sm 80 ptx 7 . 0;
         "rna tf32 f32" => "d a2" sm 80 ptx 7 . 0;
+        "f32 bf16" => "d a2" sm 90 ptx 7 . 8;
     }
     Cvta "cvta" {
-        "to $space u32|u64" => "d am";
-        "$space u32|u64" => "d am";
+        "to? global|shared|local|const u64" => "d am";
+        "to? shared::cta u64" => "d am" sm 50 ptx 7 . 8;
+        "to? shared::cluster u64" => "d am" sm 90 ptx 7 . 8;
+        "to? param u64" => "d am" sm 70 ptx 7 . 7;
     }
     Ld "ld" {
-        "$sem? $scope? $space? $cop? nc? $l1? $l2? L2::cache_hint? $prefetch? $vec? $memory" => "dv m a:b64?";
+        "weak? global|shared|local|const|param? ca|cg|cs|lu|cv? $vec? $memory" => "dv m";
+        "weak? shared::cta $vec? $memory" => "dv m" sm 50 ptx 7 . 8;
+        "weak? shared::cluster $vec? $memory" => "dv m" sm 90 ptx 7 . 8;
+        "weak? param::entry $vec? $memory" => "dv m" sm 50 ptx 8 . 3;
+        "volatile global|shared? $vec? $memory" => "dv m";
+        "relaxed|acquire $scope global|shared? $vec? $memory" => "dv m" sm 70 ptx 6 . 0;
+        "relaxed|acquire cluster global|shared? $vec? $memory" => "dv m" sm 90 ptx 7 . 8;
+        "mmio relaxed sys global? $memory" => "dv m" sm 70 ptx 8 . 2;
+        "global ca|cg|cs? nc $vec? $memory" => "dv m";
+        "global nc? $l1? $prefetch? $vec? $memory" => "dv m" sm 75 ptx 7 . 4;
+        "global nc? $l1? $prefetch256? $vec? $memory" => "dv m" sm 80 ptx 7 . 4;
+        "global nc? $l1? L2::cache_hint $prefetch256? $vec? $memory" => "dv m a:b64" sm 80 ptx 7 . 4;
+        "weak? global|shared|local|const|param? b128" => "dv m" sm 70 ptx 8 . 3;
     }
     St "st" {
-        "$sem? $scope? $space? $cop? $l1? $l2? L2::cache_hint? $vec? $memory" => "m av a:b64?";
+        "weak? global|shared|local? wb|cg|cs|wt? $vec? $memory" => "m av";
+        "weak? shared::cta $vec? $memory" => "m av" sm 50 ptx 7 . 8;
+        "weak? shared::cluster $vec? $memory" => "m av" sm 90 ptx 7 . 8;
+        "volatile global|shared? $vec? $memory" => "m av";
+        "relaxed|release $scope global|shared? $vec? $memory" => "m av" sm 70 ptx 6 . 0;
+        "relaxed|release cluster global|shared? $vec? $memory" => "m av" sm 90 ptx 7 . 8;
+        "mmio relaxed sys global? $memory" => "m av" sm 70 ptx 8 . 2;
+        "global $l1? $vec? $memory" => "m av" sm 75 ptx 7 . 4;
+        "global $l1? L2::cache_hint $vec? $memory" => "m av a:b64" sm 80 ptx 7 . 4;
+        "weak? global|shared|local? b128" => "m av" sm 70 ptx 8 . 3;
     }
-    Prefetch "prefetch" { "global|local? L1::evict_last|L2::evict_last|L2::evict_normal" => "m"; }
+    Prefetch "prefetch" {
+        "global|local? L1|L2" => "m";
+        "global L2::evict_last|L2::evict_normal" => "m" sm 80 ptx 7 . 4;
+    }
 
     // Atomics and reductions (9.7.13).
     Atom "atom" {
-        "$sem|acq_rel? $scope? global|shared|shared::cta|shared::cluster? add|min|max|inc|dec|exch|and|or|xor b32|b64|u32|u64|s32|s64|f32|f64" => "d m a";
-        "$sem|acq_rel? $scope? global|shared|shared::cta|shared::cluster? cas b32|b64" => "d m a a";
+        "$atomic? $scope? $where? add u32|s32|u64|f32|f64" => "d m a" sm 60 ptx 6 . 0;
+        "$atomic? $scope? $where? min|max u32|s32|u64|s64" => "d m a" sm 60 ptx 6 . 0;
+        "$atomic? $scope? $where? inc|dec u32" => "d m a" sm 60 ptx 6 . 0;
+        "$atomic? $scope? $where? exch|and|or|xor b32|b64" => "d m a" sm 60 ptx 6 . 0;
+        "$atomic? $scope? $where? cas b32|b64" => "d m a a" sm 60 ptx 6 . 0;
+        "$atomic? $scope? $where? cas b16" => "d m a a" sm 70 ptx 6 . 3;
+        "$atomic? $scope? $where? add noftz f16|f16x2" => "d m a" sm 70 ptx 6 . 3;
+        "$atomic? $scope? $where? add noftz bf16|bf16x2" => "d m a" sm 90 ptx 7 . 8;
     }
     Red "red" {
-        "$sem? $scope? global|shared|shared::cta|shared::cluster? add|min|max|inc|dec|and|or|xor b32|b64|u32|u64|s32|s64|f32|f64" => "m a";
+        "relaxed|release? $scope? $where? add u32|s32|u64|f32|f64" => "m a" sm 60 ptx 6 . 0;
+        "relaxed|release? $scope? $where? min|max u32|s32|u64|s64" => "m a" sm 60 ptx 6 . 0;
+        "relaxed|release? $scope? $where? inc|dec u32" => "m a" sm 60 ptx 6 . 0;
+        "relaxed|release? $scope? $where? and|or|xor b32|b64" => "m a" sm 60 ptx 6 . 0;
+        "relaxed|release? $scope? $where? add noftz f16|f16x2" => "m a" sm 70 ptx 6 . 3;
+        "relaxed|release? $scope? $where? add noftz bf16|bf16x2" => "m a" sm 90 ptx 7 . 8;
     }
 
     // Exchange within a warp (9.7.9.6, 9.7.13).
@@ -424,27 +500,48 @@ forms! {
         "sync all|any|uni pred" => "p c a:u32";
         "sync ballot b32" => "d c a:u32";
     }
+    Redux "redux" {
+        "sync add|min|max u32|s32" => "d a a:u32" sm 80 ptx 7 . 0;
+        "sync and|or|xor b32" => "d a a:u32" sm 80 ptx 7 . 0;
+    }
     Activemask "activemask" { "b32" => "d" sm 50 ptx 6 . 2; }
+
+    // Matrices of eight rows of 16 bytes, between shared memory and the registers of a warp (9.7.14).
+    Ldmatrix "ldmatrix" {
+        "sync aligned m8n8 x1|x2|x4 trans? shared? b16" => "dv:b32 m" sm 75 ptx 6 . 5;
+        "sync aligned m8n8 x1|x2|x4 trans? shared::cta b16" => "dv:b32 m" sm 75 ptx 7 . 8;
+    }
+    Stmatrix "stmatrix" { "sync aligned m8n8 x1|x2|x4 trans? shared|shared::cta? b16" => "m av:b32" sm 90 ptx 7 . 8; }
 
     // Synchronisation (9.7.13).
     Bar "bar" {
-        "cta? sync" => "a:u32 a:u32?";
-        "cta? arrive" => "a:u32 a:u32";
-        "warp sync" => "a:u32";
-        "cta? red popc u32" => "d a:u32 a:u32? c";
-        "cta? red and|or pred" => "p a:u32 a:u32? c";
+        "sync" => "a:u32 a:u32?";
+        "arrive" => "a:u32 a:u32";
+        "red popc u32" => "d a:u32 a:u32? c";
+        "red and|or pred" => "p a:u32 a:u32? c";
+        "cta sync" => "a:u32 a:u32?" sm 50 ptx 7 . 8;
+        "cta arrive" => "a:u32 a:u32" sm 50 ptx 7 . 8;
+        "cta red popc u32" => "d a:u32 a:u32? c" sm 50 ptx 7 . 8;
+        "cta red and|or pred" => "p a:u32 a:u32? c" sm 50 ptx 7 . 8;
+        "warp sync" => "a:u32" sm 50 ptx 6 . 0;
     }
     Barrier "barrier" {
-        "cta? sync aligned?" => "a:u32 a:u32?";
-        "cta? arrive aligned?" => "a:u32 a:u32";
+        "sync aligned?" => "a:u32 a:u32?" sm 50 ptx 6 . 0;
+        "arrive aligned?" => "a:u32 a:u32" sm 50 ptx 6 . 0;
+        "cta sync aligned?" => "a:u32 a:u32?" sm 50 ptx 7 . 8;
+        "cta arrive aligned?" => "a:u32 a:u32" sm 50 ptx 7 . 8;
     }
     Membar "membar" { "cta|gl|sys" => ""; }
-    Fence "fence" { "sc|acq_rel? $scope" => "" sm 70 ptx 6 . 0; }
+    Fence "fence" {
+        "sc|acq_rel? $scope" => "" sm 70 ptx 6 . 0;
+        "sc|acq_rel? cluster" => "" sm 90 ptx 7 . 8;
+    }
 
     // Asynchronous copies to shared memory (9.7.9.25).
     CpAsync "cp" {
-        "async ca $shared global L2::cache_hint? $prefetch?" => "m m i a:u32?" sm 80 ptx 7 . 0;
-        "async cg $shared global L2::cache_hint? $prefetch?" => "m m i a:u32?" sm 80 ptx 7 . 0;
+        "async ca|cg $shared global" => "m m i a:u32?" sm 80 ptx 7 . 0;
+        "async ca|cg $shared global $prefetch256" => "m m i a:u32?" sm 80 ptx 7 . 4;
+        "async ca|cg $shared global L2::cache_hint $prefetch256?" => "m m i a:u32? a:b64" sm 80 ptx 7 . 4;
         "async commit_group" => "" sm 80 ptx 7 . 0;
         "async wait_group" => "i" sm 80 ptx 7 . 0;
         "async wait_all" => "" sm 80 ptx 7 . 0;

@@ -138,11 +138,11 @@ impl Instruction {
         self.modifiers.iter().filter_map(|modifier| modifier.as_type())
     }
 
-    /// The elements of `.v2`, `.v4`, `.v8`; 1 without.
+    /// The elements of `.v2`, `.v4`, `.v8`, or the matrices of `.x2` and `.x4`; 1 without.
     pub fn vector_length(&self) -> usize {
         let length = |modifier: &Modifier| match modifier {
-            Modifier::V2 => Some(2),
-            Modifier::V4 => Some(4),
+            Modifier::V2 | Modifier::X2 => Some(2),
+            Modifier::V4 | Modifier::X4 => Some(4),
             Modifier::V8 => Some(8),
             _ => None,
         };
@@ -161,6 +161,26 @@ impl Instruction {
             TypeRule::Second => self.types().nth(1),
             TypeRule::Wide => self.ty().and_then(Type::widened),
             TypeRule::Fixed(ty) => Some(ty),
+        }
+    }
+
+    /// Makes double-precision constants single where that is the operand's type, as `add.f32 %f1, %f1, 1.5` means it.
+    pub(crate) fn round_constants(&mut self) {
+        let single = |(slot, _): (Slot, &Operand)| match slot.kind {
+            Kind::Value(rule) | Kind::Vector(rule) | Kind::Movable(rule) => self.resolve(rule) == Some(Type::F32),
+            _ => false,
+        };
+        let single: Vec<bool> = self.slots().map(single).collect();
+        for (operand, _) in self.operands.iter_mut().zip(single).filter(|(_, single)| *single) {
+            let elements = match operand {
+                Operand::Vector(elements) => elements.as_mut_slice(),
+                one => std::slice::from_mut(one),
+            };
+            for element in elements {
+                if let Operand::F64(bits) = *element {
+                    *element = Operand::F32((f64::from_bits(bits) as f32).to_bits());
+                }
+            }
         }
     }
 
@@ -191,6 +211,15 @@ impl Instruction {
             Operand::Label(label) => Some(*label),
             _ => None,
         })
+    }
+
+    /// Renames the label a branch goes to.
+    pub(crate) fn retarget(&mut self, rename: impl Fn(crate::Label) -> crate::Label) {
+        for operand in &mut self.operands {
+            if let Operand::Label(label) = operand {
+                *label = rename(*label);
+            }
+        }
     }
 
     /// Whether lanes that execute this instruction do not go on to the next one.

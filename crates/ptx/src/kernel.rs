@@ -4,8 +4,9 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::{Base, Role};
-use crate::{Instruction, Kind, Label, LocationId, Operand, Parameter, Register, Type, Variable};
+use crate::{
+    Base, Instruction, InstructionError, Kind, Label, LocationId, Operand, Parameter, Register, Type, Variable,
+};
 
 /// A version of the PTX language, as in `.version 8.7`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -186,6 +187,10 @@ pub struct Kernel {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "the messages say what each field is")]
 pub enum KernelError {
+    #[error(transparent)]
+    Instruction(#[from] InstructionError),
+    #[error("a {what} stands in a guarded part of the kernel, where only single instructions can")]
+    Guarded { what: &'static str },
     #[error("`{instruction}`: register {bank}:{index} was never declared")]
     UndeclaredRegister { instruction: String, bank: u32, index: u32 },
     #[error("`{instruction}`: `{register}` holds {found} but the instruction works on {expected}")]
@@ -264,8 +269,11 @@ impl Kernel {
                 Statement::Instruction(instruction) => self.validate_instruction(instruction)?,
             }
         }
-        let wanted = |label: usize| self.instructions().any(|i| i.target() == Some(Label(label as u32)));
-        match placed.iter().enumerate().find(|&(label, &times)| times > 1 || (times == 0 && wanted(label))) {
+        let mut wanted = vec![false; self.labels.len()];
+        for label in self.instructions().filter_map(Instruction::target) {
+            wanted[label.0 as usize] = true;
+        }
+        match placed.iter().enumerate().find(|&(label, &times)| times > 1 || (times == 0 && wanted[label])) {
             Some((label, &times)) => Err(KernelError::LabelPlaced { label: self.labels[label].clone(), times }),
             None => Ok(()),
         }
@@ -344,12 +352,7 @@ impl Kernel {
                     };
                     for element in elements {
                         if let Operand::Register(register) = element {
-                            self.validate_register(
-                                instruction,
-                                *register,
-                                ty,
-                                wider && slot.role == Role::Def || wider,
-                            )?;
+                            self.validate_register(instruction, *register, ty, wider)?;
                         }
                     }
                 }
@@ -376,7 +379,7 @@ impl Kernel {
         if known {
             Ok(())
         } else {
-            Err(KernelError::DanglingName { instruction: format!("{}", instruction.opcode().name()), what })
+            Err(KernelError::DanglingName { instruction: instruction.opcode().name().to_owned(), what })
         }
     }
 

@@ -7,6 +7,7 @@
 //! Kernels come from the typed [`KernelBuilder`] or, for foreign PTX, from the parser; [`Kernel::validate`] stands between
 //! them and the back ends. `Display` prints a module the driver compiles.
 
+pub mod build;
 mod cfg;
 pub mod form;
 mod instruction;
@@ -20,6 +21,10 @@ mod print;
 mod types;
 
 pub use arch::Target;
+pub use build::{
+    B16, B32, B64, Bf16, Bf16x2, Compare, Condition, F16, F16x2, F32, F64, Global, KernelBuilder, Local, Pointer, Pred,
+    Reg, S16, S32, S64, Scalar, Shared, Src, StateSpace, U16, U32, U64, Word,
+};
 pub use cfg::{Block, Cfg};
 pub use form::{Form, Kind, Opcode, Role, Slot, TypeRule};
 pub use instruction::{Guard, Instruction, InstructionError, LocationId};
@@ -29,5 +34,5 @@ pub use kernel::{
 pub use launch::{Argument, Launch};
 pub use modifier::Modifier;
 pub use operand::{Address, Base, Label, Operand, Parameter, Register, Special, Variable};
-pub use parse::{ParseError, parse};
+pub use parse::{ParseError, parse, parse_file};
 pub use types::Type;

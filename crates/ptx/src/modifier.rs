@@ -32,7 +32,7 @@ macro_rules! modifiers {
 modifiers! {
     // Rounding and arithmetic.
     Rn "rn", Rz "rz", Rm "rm", Rp "rp", Rna "rna", Rni "rni", Rzi "rzi", Rmi "rmi", Rpi "rpi",
-    Ftz "ftz", Sat "sat", Satfinite "satfinite", Relu "relu", Approx "approx", Full "full", NanMode "NaN", XorSign "xorsign", Abs "abs",
+    Ftz "ftz", Noftz "noftz", Sat "sat", Satfinite "satfinite", Relu "relu", Approx "approx", Full "full", NanMode "NaN", XorSign "xorsign", Abs "abs",
     Lo "lo", Hi "hi", Wide "wide", L "l", R "r", Wrap "wrap", Clamp "clamp", Shiftamt "shiftamt", Cc "cc",
     // Comparison and boolean combination.
     Eq "eq", Ne "ne", Lt "lt", Le "le", Gt "gt", Ge "ge", Ls "ls", Hs "hs",
@@ -48,7 +48,7 @@ modifiers! {
     L1EvictFirst "L1::evict_first", L1EvictLast "L1::evict_last", L1EvictNormal "L1::evict_normal", L1EvictUnchanged "L1::evict_unchanged",
     L1NoAllocate "L1::no_allocate", L2CacheHint "L2::cache_hint", L2Bytes64 "L2::64B", L2Bytes128 "L2::128B", L2Bytes256 "L2::256B",
     L2EvictFirst "L2::evict_first", L2EvictLast "L2::evict_last", L2EvictNormal "L2::evict_normal",
-    V2 "v2", V4 "v4", V8 "v8",
+    V2 "v2", V4 "v4", V8 "v8", X1 "x1", X2 "x2", X4 "x4", Trans "trans", L1 "L1", L2 "L2",
     // Control and synchronisation.
     Uni "uni", Sync "sync", Aligned "aligned", Arrive "arrive", Red "red", Warp "warp", Wait "wait",
     Up "up", Down "down", Bfly "bfly", Idx "idx", All "all", Any "any", Ballot "ballot",

@@ -23,6 +23,8 @@ use crate::{
 const MAX_SCOPES: usize = 64;
 /// How many calls deep a location may be inlined.
 const MAX_INLINED: u32 = 64;
+/// The number of the parsed text itself among its files.
+const THIS_FILE: u32 = u32::MAX;
 /// How deep parentheses and signs may be nested in a constant.
 const MAX_NESTING: u32 = 32;
 /// Lanes of a warp, the value of `WARP_SZ`.
@@ -90,7 +92,19 @@ type Result<T, E = Failure> = std::result::Result<T, E>;
 /// At the first thing that is not PTX, or that no [`Kernel`] can express; an instruction or operand that the table of
 /// forms does not have is an "unknown form".
 pub fn parse(text: &str) -> Result<Vec<Kernel>, ParseError> {
-    tokens(text).and_then(|tokens| Parser::new(text, tokens).module()).map_err(|failure| failure.at(text))
+    read(text, None)
+}
+
+/// As [`parse`], and instructions that no `.loc` precedes get their place in this text, whose file has that name.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_file(text: &str, file_name: &str) -> Result<Vec<Kernel>, ParseError> {
+    read(text, Some(file_name))
+}
+
+fn read(text: &str, file_name: Option<&str>) -> Result<Vec<Kernel>, ParseError> {
+    tokens(text).and_then(|tokens| Parser::new(text, tokens, file_name).module()).map_err(|failure| failure.at(text))
 }
 
 /// A name and what it was declared as, per nesting depth.
@@ -277,6 +291,10 @@ impl Entry<'_> {
 
 struct Parser<'t> {
     text: &'t str,
+    /// The text's own name, where instructions without a location are to have one.
+    file_name: Option<&'t str>,
+    /// A byte of the text, its line and its column.
+    place: (usize, u32, u32),
     tokens: Vec<Token>,
     next: usize,
     version: Option<Version>,
@@ -293,9 +311,11 @@ struct Parser<'t> {
 }
 
 impl<'t> Parser<'t> {
-    fn new(text: &'t str, tokens: Vec<Token>) -> Self {
+    fn new(text: &'t str, tokens: Vec<Token>, file_name: Option<&'t str>) -> Self {
         Self {
             text,
+            file_name,
+            place: (0, 1, 1),
             tokens,
             next: 0,
             version: None,
@@ -528,6 +548,10 @@ impl<'t> Parser<'t> {
             }
         }
         self.header()?;
+        if let Some(name) = self.file_name.filter(|_| self.files_used.remove(&THIS_FILE).is_some()) {
+            self.file_numbers.insert(THIS_FILE, self.files.len() as u32);
+            self.files.push(name.to_owned());
+        }
         let unknown = self.files_used.into_iter().filter(|(number, _)| !self.file_numbers.contains_key(number));
         if let Some((number, span)) = unknown.min_by_key(|(_, span)| span.start) {
             return Err(Failure::new(span, format!("no `.file` has the number {number}")));
@@ -593,7 +617,7 @@ impl<'t> Parser<'t> {
     fn file_directive(&mut self) -> Result<()> {
         self.advance();
         let start = self.peek();
-        let number = self.number("the number of a file")?;
+        let number = self.unsigned("the number of a file", THIS_FILE - 1)?;
         let token = self.expect_kind(TokenKind::Text, "the name of a file in quotes")?;
         let name = unescape(self.str(token));
         for what in ["a timestamp", "a file size"] {
@@ -790,8 +814,9 @@ impl<'t> Parser<'t> {
                 );
                 return Err(Failure::new(token.span(), message));
             }
-            let value = match self.float().map(|float| in_type(float, ty)) {
+            let value = match self.float() {
                 Some(Operand::F32(bits)) => u64::from(bits),
+                Some(Operand::F64(bits)) if ty == Type::F32 => u64::from((f64::from_bits(bits) as f32).to_bits()),
                 Some(Operand::F64(bits)) => bits,
                 _ => self.constant()? as u64,
             };
@@ -1086,7 +1111,7 @@ impl<'t> Parser<'t> {
 
     fn place(&mut self) -> Result<(u32, u32, u32)> {
         let token = self.peek();
-        let file = self.number("the number of a file")?;
+        let file = self.unsigned("the number of a file", THIS_FILE - 1)?;
         self.files_used.entry(file).or_insert(token.span());
         Ok((file, self.number("a line")?, self.number("a column")?))
     }
@@ -1136,24 +1161,26 @@ impl<'t> Parser<'t> {
         let unknown =
             |why: String| Failure::new(span.clone(), format!("unknown form `{}`: {why}", &self.text[span.clone()]));
         let opcode = Opcode::from_name(name).ok_or_else(|| unknown(format!("there is no instruction `{name}`")))?;
-        let modifiers = parts
+        let mut modifiers = parts
             .iter()
             .map(|part| Modifier::from_name(part).ok_or_else(|| unknown(format!("`.{part}` means nothing"))))
             .collect::<Result<Vec<_>>>()?;
+        if matches!(opcode, Opcode::Ld | Opcode::St | Opcode::Atom | Opcode::Red) {
+            // ptxas takes these in any order, and compilers use that; the table has the manual's.
+            let first = modifiers.iter().take_while(|modifier| rank(**modifier).is_some()).count();
+            modifiers[..first].sort_by_key(|modifier| rank(*modifier));
+        }
         if !Form::of(opcode).iter().any(|form| form.accepts(&modifiers)) {
             let forms: Vec<_> = Form::of(opcode).iter().map(|form| format!("`{}`", form.syntax)).collect();
             return Err(unknown(format!("after `{name}` may follow {}", forms.join(", "))));
         }
         let branches = Form::of(opcode).iter().any(|form| form.slots.iter().any(|slot| slot.kind == Kind::Label));
-        let ty = modifiers.iter().find_map(|modifier| modifier.as_type());
-
         let mut operands = Vec::new();
         let mut spans = Vec::new();
         if !self.at(b';') {
             loop {
                 let start = self.peek().span().start;
-                let operand = self.operand(entry, branches)?;
-                operands.push(ty.map_or(operand.clone(), |ty| in_type(operand, ty)));
+                operands.push(self.operand(entry, branches)?);
                 spans.push(self.since(start));
                 if !self.accept(b',') {
                     break;
@@ -1168,10 +1195,23 @@ impl<'t> Parser<'t> {
             };
             Failure::new(place.unwrap_or(span), format!("unknown form: {error}"))
         })?;
+        instruction.round_constants();
         instruction.guard = guard;
-        instruction.location = entry.current;
+        instruction.location = entry.current.or_else(|| self.own_location(entry, start));
         entry.kernel.body.push(Statement::Instruction(instruction));
         Ok(())
+    }
+
+    /// Where a byte of this text stands in it; the bytes asked for ascend.
+    fn own_location(&mut self, entry: &mut Entry<'t>, byte: usize) -> Option<LocationId> {
+        self.file_name?;
+        let (from, mut line, mut column) = self.place;
+        for character in self.text[from..byte].chars() {
+            (line, column) = if character == '\n' { (line + 1, 1) } else { (line, column + 1) };
+        }
+        self.place = (byte, line, column);
+        self.files_used.entry(THIS_FILE).or_insert(byte..byte);
+        Some(entry.locate(Location { file: THIS_FILE, line, column, inlined_at: None }, 0))
     }
 
     fn operand(&mut self, entry: &Entry<'t>, branches: bool) -> Result<Operand> {
@@ -1273,6 +1313,20 @@ fn register(entry: &Entry<'_>, name: &str, span: Range<usize>) -> Result<Registe
     }
 }
 
+/// The manual's order of what memory instructions begin with: ordering, scope, state space.
+fn rank(modifier: Modifier) -> Option<u8> {
+    use Modifier as M;
+    match modifier {
+        M::Mmio => Some(0),
+        M::Weak | M::Volatile | M::Relaxed | M::Acquire | M::Release | M::AcqRel => Some(1),
+        M::Cta | M::Cluster | M::Gpu | M::Sys => Some(2),
+        M::Global | M::Shared | M::SharedCta | M::SharedCluster | M::Local | M::Const | M::Param | M::ParamEntry => {
+            Some(3)
+        }
+        _ => None,
+    }
+}
+
 /// An unsigned integer of 64 bits as PTX writes it: decimal, `0x`, `0b`, octal after a 0, and perhaps `U` at its end.
 fn integer(text: &str) -> Option<u64> {
     let digits = text.strip_suffix(['U', 'u']).unwrap_or(text);
@@ -1297,14 +1351,6 @@ fn float(text: &str) -> Option<Operand> {
         [b'0', b'x' | b'X', ..] => None,
         _ if text.contains(['.', 'e', 'E']) => text.parse::<f64>().ok().map(|value| Operand::F64(value.to_bits())),
         _ => None,
-    }
-}
-
-/// A double-precision constant where single precision is asked for is rounded to it, as `add.f32 %f1, %f1, 1.5` means it.
-fn in_type(operand: Operand, ty: Type) -> Operand {
-    match operand {
-        Operand::F64(bits) if ty == Type::F32 => Operand::F32((f64::from_bits(bits) as f32).to_bits()),
-        other => other,
     }
 }
 

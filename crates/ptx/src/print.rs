@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 
-use crate::{Address, Base, Instruction, Kernel, Location, LocationId, Operand, Space, Statement, Type, VariableDecl};
+use crate::{
+    Address, Base, Instruction, Kernel, Kind, Location, LocationId, Modifier, Operand, Space, Statement, Type,
+    VariableDecl,
+};
 
 impl fmt::Display for Kernel {
     /// A complete PTX module with this kernel in it. Nothing is checked: [`Kernel::validate`] does that.
@@ -190,9 +193,13 @@ impl Kernel {
         for modifier in instruction.modifiers() {
             let _ = write!(text, "{modifier}");
         }
-        for (index, operand) in instruction.operands().iter().enumerate() {
+        for (index, (slot, operand)) in instruction.slots().enumerate() {
             text.push_str(if index == 0 { " " } else { ", " });
+            // A single matrix is a vector of one register.
+            let braced = instruction.has(Modifier::X1) && matches!(slot.kind, Kind::Vector(_));
+            text.push_str(if braced { "{" } else { "" });
             self.print_operand(&mut text, operand);
+            text.push_str(if braced { "}" } else { "" });
         }
         text
     }

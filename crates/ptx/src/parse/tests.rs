@@ -18,7 +18,7 @@ fn kernel(body: &str) -> Kernel {
 fn printed(body: &str) -> String {
     let kernel = kernel(body);
     let round = parse(&kernel.to_string()).unwrap();
-    assert_eq!(round, [kernel.clone()], "{kernel}");
+    assert_eq!(round, std::slice::from_ref(&kernel), "{kernel}");
     kernel.instructions().map(|i| kernel.instruction_text(i)).collect::<Vec<_>>().join("; ")
 }
 
@@ -45,6 +45,9 @@ fn operands_of_every_kind() {
         ("mov.u64 %rd1, -9223372036854775808;", "mov.u64 %rd1, -9223372036854775808"),
         ("mov.f32 %r1, 0f3f800000;", "mov.f32 %r1, 0f3F800000"),
         ("mov.f32 %r1, -1.5;", "mov.f32 %r1, 0fBFC00000"),
+        ("cvt.rn.f32.f64 %r1, 0.5;", "cvt.rn.f32.f64 %r1, 0d3FE0000000000000"),
+        ("st.global.v2.f32 [%rd1], {1.0, %r1};", "st.global.v2.f32 [%rd1], {0f3F800000, %r1}"),
+        ("atom.global.gpu.acq_rel.add.u32 %r1, [%rd1], 1;", "atom.acq_rel.gpu.global.add.u32 %r1, [%rd1], 1"),
         ("mov.f64 %rd1, 1e-3;", "mov.f64 %rd1, 0d3F50624DD2F1A9FC"),
         ("mov.f64 %rd1, 0d3FF0000000000000;", "mov.f64 %rd1, 0d3FF0000000000000"),
         ("mov .u32 %r1, %tid.x;", "mov.u32 %r1, %tid.x"),
@@ -132,6 +135,17 @@ fn inlined_locations_are_chains() {
     let lines: Vec<_> = k.instructions().map(|i| k.user_location(i).map(|l| l.line)).collect();
     assert_eq!(lines, [Some(1), Some(10), Some(1)]);
     assert_eq!(parse(&k.to_string()).unwrap(), std::slice::from_ref(k));
+}
+
+#[test]
+fn a_text_without_locations_is_its_own_source() {
+    let text = format!(
+        "{HEADER}.file 9 \"a\"\n.entry k() {{ .reg .b32 %r<2>;\n  mov.u32 %r1, 1;\n/* é */ ret;\n.loc 9 1 1\nret; }}"
+    );
+    let k = &parse_file(&text, "k.ptx").unwrap()[0];
+    assert_eq!(k.files, ["a", "k.ptx"]);
+    let places: Vec<_> = k.locations.iter().map(|l| (l.file, l.line, l.column)).collect();
+    assert_eq!(places, [(1, 6, 3), (1, 7, 9), (0, 1, 1)]);
 }
 
 #[test]

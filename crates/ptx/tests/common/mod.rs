@@ -1,0 +1,145 @@
+//! Instructions made from the table's rows alone.
+
+use ptx::{
+    Address, Bank, Base, Form, Instruction, Kernel, Kind, Label, Modifier, Operand, Parameter, ParameterDecl, Register,
+    Role, Slot, Special, Target, Type, TypeRule, Version,
+};
+
+/// Registers of each bank of [`kernel`].
+pub const REGISTERS: u32 = 16;
+
+const BANKS: [Type; 5] = [Type::Pred, Type::B16, Type::B32, Type::B64, Type::B128];
+
+/// A kernel without instructions that has registers of every width, a parameter, and a label for every variable.
+pub fn kernel(target: Target, version: Version) -> Kernel {
+    let bank = |ty: &Type| Bank { prefix: format!("%{}_", ty.name()), ty: *ty, count: Some(REGISTERS) };
+    // 128-bit registers came with PTX 8.3.
+    let wide = version >= Version { major: 8, minor: 3 };
+    Kernel {
+        name: "k".into(),
+        target,
+        version,
+        params: vec![ParameterDecl {
+            name: "p".into(),
+            ty: Type::B64,
+            elements: Some(64),
+            align: Some(16),
+            pointee: None,
+        }],
+        required_block: None,
+        max_block: None,
+        min_ctas_per_sm: None,
+        max_registers: None,
+        required_cluster: None,
+        banks: BANKS.iter().filter(|ty| wide || **ty != Type::B128).map(bank).collect(),
+        variables: Vec::new(),
+        labels: vec!["$end".into()],
+        files: Vec::new(),
+        locations: Vec::new(),
+        body: Vec::new(),
+    }
+}
+
+/// A register of [`kernel`] that holds the type, the `index`th.
+pub fn register(ty: Type, index: u32) -> Register {
+    let bits = if ty == Type::Pred { 1 } else { ty.bits().max(16) };
+    let bank = BANKS.iter().position(|bank| bank.bits() == bits).unwrap();
+    Register { bank: bank as u32, index: index % REGISTERS }
+}
+
+/// What may be chosen for an operand; each call draws a number below its argument.
+pub trait Draw {
+    /// A number below `n`.
+    fn below(&mut self, n: u32) -> u32;
+}
+
+/// The instruction with these modifiers, its operands drawn; with or without those that may be left out.
+pub fn instruction(form: &Form, modifiers: &[Modifier], optional: bool, draw: &mut impl Draw) -> Instruction {
+    let types: Vec<Type> = modifiers.iter().filter_map(|m| m.as_type()).collect();
+    let ty = |rule: TypeRule| match rule {
+        TypeRule::First => types[0],
+        TypeRule::Second => types[1],
+        TypeRule::Wide => types[0].widened().unwrap(),
+        TypeRule::Fixed(ty) => ty,
+    };
+    let operands = form.slots.iter().filter(|slot| optional || !slot.optional);
+    let operands = operands.map(|slot| operand(slot, modifiers, &ty, draw)).collect();
+    Instruction::new(form.opcode, modifiers.to_vec(), operands).unwrap()
+}
+
+fn operand(slot: &Slot, modifiers: &[Modifier], ty: &impl Fn(TypeRule) -> Type, draw: &mut impl Draw) -> Operand {
+    let elements = modifiers.iter().find_map(|m| match m {
+        Modifier::V2 | Modifier::X2 => Some(2),
+        Modifier::V4 | Modifier::X4 => Some(4),
+        Modifier::V8 => Some(8),
+        _ => None,
+    });
+    let has = |modifier| modifiers.contains(&modifier);
+    let one = |ty: Type, draw: &mut dyn FnMut(u32) -> u32| match slot.role {
+        Role::Use if ty != Type::Pred && draw(4) == 3 => constant(ty, draw),
+        _ => Operand::Register(register(ty, draw(REGISTERS))),
+    };
+    let mut draw = |n| draw.below(n);
+    match slot.kind {
+        Kind::Value(rule) => one(ty(rule), &mut draw),
+        Kind::Vector(rule) => match elements {
+            Some(count) => {
+                Operand::Vector((0..count).map(|_| Operand::Register(register(ty(rule), draw(REGISTERS)))).collect())
+            }
+            None => one(ty(rule), &mut draw),
+        },
+        Kind::Movable(rule) => {
+            let ty = ty(rule);
+            let half = match ty.bits() {
+                32 => Some(Type::B16),
+                64 => Some(Type::B32),
+                _ => None,
+            };
+            match (draw(4), half) {
+                (1, Some(half)) if slot.role == Role::Use => {
+                    Operand::Vector((0..2).map(|_| Operand::Register(register(half, draw(REGISTERS)))).collect())
+                }
+                (2, _) if slot.role == Role::Use && ty.bits() == 32 => Operand::Special(Special::TidX),
+                _ => Operand::Register(register(ty, draw(REGISTERS))),
+            }
+        }
+        Kind::ValueAndPredicate(rule) => match draw(2) {
+            0 => Operand::Register(register(ty(rule), draw(REGISTERS))),
+            _ => Operand::RegisterPair(register(ty(rule), draw(REGISTERS)), register(Type::Pred, draw(REGISTERS))),
+        },
+        Kind::Predicate => match (slot.role, draw(2)) {
+            (Role::Use, 1) => Operand::NotPredicate(register(Type::Pred, draw(REGISTERS))),
+            _ => Operand::Register(register(Type::Pred, draw(REGISTERS))),
+        },
+        Kind::PredicatePair => match draw(2) {
+            0 => Operand::Register(register(Type::Pred, draw(REGISTERS))),
+            _ => Operand::RegisterPair(register(Type::Pred, draw(REGISTERS)), register(Type::Pred, draw(REGISTERS))),
+        },
+        Kind::Memory if has(Modifier::Param) || has(Modifier::ParamEntry) => {
+            Operand::Memory(Address { base: Base::Parameter(Parameter(0)), offset: 16 * i64::from(draw(4)) })
+        }
+        Kind::Memory => Operand::Memory(Address {
+            base: Base::Register(register(Type::B64, draw(REGISTERS))),
+            offset: 64 * i64::from(draw(5)) - 128,
+        }),
+        Kind::Label => Operand::Label(Label(0)),
+        Kind::Integer => Operand::Integer(integer(modifiers, draw(4))),
+    }
+}
+
+/// The integer a form asks for: bytes of a copy, groups to wait for, a truth table.
+fn integer(modifiers: &[Modifier], drawn: u32) -> i64 {
+    match modifiers {
+        [Modifier::Async, Modifier::Cg, ..] => 16,
+        [Modifier::Async, Modifier::Ca, ..] => [4, 8, 16, 4][drawn as usize],
+        _ => i64::from(drawn),
+    }
+}
+
+fn constant(ty: Type, draw: &mut dyn FnMut(u32) -> u32) -> Operand {
+    match ty {
+        Type::F32 => Operand::F32(draw(u32::MAX)),
+        Type::F64 => Operand::F64(u64::from(draw(u32::MAX)) << 32 | u64::from(draw(u32::MAX))),
+        _ => Operand::Integer(i64::from(draw(1 << ty.bits().min(15) as u16)) - 7),
+    }
+}

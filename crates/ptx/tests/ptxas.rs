@@ -1,0 +1,112 @@
+//! The table of forms against the real `ptxas`.
+//!
+//! `ptxas` is the one the environment variable `PTXAS` names, or the one on `PATH`. Without one the test says that it was
+//! skipped, and fails in CI.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::process::Command;
+
+use arch::{Sm, Target};
+use common::{Draw, REGISTERS, instruction, kernel};
+use ptx::{Form, Instruction, Kernel, Label, Modifier, Statement, Version};
+
+/// Always the plainest choice; registers are counted up.
+#[derive(Default)]
+struct Plain(u32);
+
+impl Draw for Plain {
+    fn below(&mut self, n: u32) -> u32 {
+        if n == REGISTERS {
+            self.0 += 1;
+            return self.0 % REGISTERS;
+        }
+        0
+    }
+}
+
+fn ptxas() -> Option<OsString> {
+    let program = env::var_os("PTXAS").unwrap_or_else(|| "ptxas".into());
+    if Command::new(&program).arg("--version").output().is_ok() {
+        return Some(program);
+    }
+    assert!(env::var_os("CI").is_none(), "CI needs ptxas: put it on PATH or name it in PTXAS");
+    eprintln!("skipped: ptxas not found on PATH, none named by PTXAS");
+    None
+}
+
+/// What it says against a module, or nothing.
+fn refuses(ptxas: &OsString, module: &str, target: Target) -> Option<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("k.ptx");
+    fs::write(&path, module).unwrap();
+    let output = Command::new(ptxas)
+        .args(["-arch", &target.to_string(), "-o"])
+        .arg(folder.path().join("k.cubin"))
+        .arg(path)
+        .output()
+        .unwrap();
+    (!output.status.success()).then(|| String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// The form with each of its modifiers in turn where it has a choice, the plainest elsewhere, and once with every optional operand.
+fn variants(form: &Form) -> Vec<Instruction> {
+    let plain: Vec<Option<Modifier>> =
+        form.modifiers().map(|(choices, optional)| (!optional).then_some(choices[0])).collect();
+    let mut modifiers = vec![plain.clone()];
+    for (place, (choices, _)) in form.modifiers().enumerate() {
+        modifiers.extend(choices.iter().map(|&choice| {
+            let mut chosen = plain.clone();
+            chosen[place] = Some(choice);
+            chosen
+        }));
+    }
+    let mut draw = Plain::default();
+    let mut all = Vec::new();
+    for chosen in modifiers {
+        let chosen: Vec<_> = chosen.into_iter().flatten().collect();
+        if form.accepts(&chosen) {
+            all.push(instruction(form, &chosen, false, &mut draw));
+            all.push(instruction(form, &chosen, true, &mut draw));
+        }
+    }
+    all.dedup();
+    all
+}
+
+fn module(target: Target, version: Version, body: impl Iterator<Item = Instruction>) -> Kernel {
+    let mut kernel = kernel(target, version);
+    kernel.body = body.map(Statement::Instruction).chain([Statement::Label(Label(0))]).collect();
+    kernel
+}
+
+#[test]
+fn every_form_is_accepted() {
+    let Some(ptxas) = ptxas() else { return };
+    // Each form for the lowest target and version the table says it needs, but none older than the assembler compiles for.
+    let mut groups = BTreeMap::<_, Vec<Instruction>>::new();
+    for form in Form::all() {
+        let sm = Sm::ALL.into_iter().find(|sm| u32::from(sm.number()) >= form.min_sm.max(75)).unwrap();
+        let target = Target::from(sm);
+        let (major, minor) = target.min_ptx_version();
+        let version = form.min_ptx.max(Version { major, minor });
+        groups.entry((target, version)).or_default().extend(variants(form));
+    }
+    let mut refused = String::new();
+    for ((target, version), instructions) in groups {
+        let kernel = module(target, version, instructions.into_iter());
+        kernel.validate().unwrap();
+        let text = kernel.to_string();
+        let Some(messages) = refuses(&ptxas, &text, target) else { continue };
+        for message in messages.lines() {
+            let line = message.split_once(" line ").and_then(|(_, rest)| rest.split(';').next()?.parse::<usize>().ok());
+            let source = line.and_then(|line| text.lines().nth(line - 1)).unwrap_or_default();
+            refused += &format!("{target} {version} {source} {message}\n");
+        }
+    }
+    assert!(refused.is_empty(), "{refused}");
+}
