@@ -86,18 +86,26 @@ pub struct MaskArguments {
 
 #[derive(Debug, Args)]
 pub struct TileArguments {
-    /// Queries of a tile; the stratum's own choice by default.
-    #[arg(long, value_name = "N", requires = "block_kv")]
-    pub block_q: Option<usize>,
-    /// Keys of a tile; the stratum's own choice by default.
-    #[arg(long, value_name = "N", requires = "block_q")]
-    pub block_kv: Option<usize>,
+    /// Queries of a tile; 32 by default.
+    #[arg(long, value_name = "N")]
+    pub block_q: Option<u32>,
+    /// Keys of a tile; 32 by default.
+    #[arg(long, value_name = "N")]
+    pub block_kv: Option<u32>,
+    /// Threads of a CTA; 128 by default.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u32>,
 }
 
 impl TileArguments {
-    /// The tiles asked for; `None` leaves them to the stratum.
-    pub fn tiles(&self) -> Option<Tiles> {
-        Some(Tiles { block_q: self.block_q?, block_kv: self.block_kv? })
+    /// The stratum's own tiles, changed as asked.
+    pub fn of(&self, stratum: Stratum) -> Tiles {
+        let own = stratum.default_tiles();
+        Tiles {
+            block_q: self.block_q.unwrap_or(own.block_q),
+            block_kv: self.block_kv.unwrap_or(own.block_kv),
+            threads: self.threads.unwrap_or(own.threads),
+        }
     }
 }
 

@@ -21,7 +21,8 @@ pub fn run(arguments: &RunArguments) -> Result<(), Failure> {
     progress.begin(&arguments.stratum.to_string());
     let show = |done, of| progress.show(done, of);
     let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
-    let result = lab::execute(arguments.stratum, arguments.tiles.tiles(), &problem, &inputs, gpu.sm, watch);
+    let result =
+        lab::execute(arguments.stratum, arguments.tiles.of(arguments.stratum), &problem, &inputs, gpu.sm, watch);
     progress.end();
     let outputs = result.map_err(Failure::of_execution)?.outputs;
     files.write(&outputs, arguments.tensors.layout)?;

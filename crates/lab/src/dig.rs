@@ -94,13 +94,13 @@ impl Digger {
         Ok(Self { problem, gpu, seed, sample, reference, plain })
     }
 
-    /// Runs a stratum and explains it; without `tiles`, it takes its own choice.
+    /// Runs a stratum and explains it.
     ///
     /// # Errors
     /// When the stratum does not cover the problem, faults, or is cancelled.
-    pub fn dig(&self, stratum: Stratum, tiles: Option<Tiles>, watch: Watch<'_>) -> Result<Dug, DigError> {
+    pub fn dig(&self, stratum: Stratum, tiles: Tiles, watch: Watch<'_>) -> Result<Dug, DigError> {
         let sample = &self.sample;
-        let Execution { outputs, launches, tiles } =
+        let Execution { outputs, launches } =
             execute(stratum, tiles, &sample.problem, &sample.inputs, self.gpu.sm, watch)?;
         let verdict = check(&sample.problem, &outputs, &self.reference, &self.plain)?;
 
@@ -130,7 +130,7 @@ impl Digger {
             correct: verdict.passed(),
         };
         let found = findings(&evidence);
-        let tiles = TileRecord { block_q: tiles.block_q, block_kv: tiles.block_kv };
+        let tiles = TileRecord { block_q: tiles.block_q, block_kv: tiles.block_kv, threads: tiles.threads };
         let record = Record::of_emulator(&evidence, tiles, self.seed, sample.sampling.clone(), accuracy, found);
         Ok(Dug { evidence, record, wrong: verdict.wrong.map(|wrong| wrong.to_string()) })
     }

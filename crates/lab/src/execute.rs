@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arch::Sm;
 use emulator::{Memory, MemoryError, Options, Report, RunError};
-use kernels::{Buffers, InputError, Inputs, Outputs, PlanError, Problem, Stratum, Tensor, TensorError, Tiles};
+use kernels::{Buffers, InputError, Inputs, Layout, Outputs, PlanError, Problem, Stratum, Tensor, TensorError, Tiles};
 use ptx::Kernel;
 use thiserror::Error;
 
@@ -31,8 +31,6 @@ pub struct Execution {
     pub outputs: Outputs,
     /// In the order they ran.
     pub launches: Vec<Executed>,
-    /// The tiles that were used.
-    pub tiles: Tiles,
 }
 
 /// One launch that ran.
@@ -76,41 +74,48 @@ pub enum ExecuteError {
     Cancelled,
 }
 
-/// Computes attention with a stratum on an emulated GPU of architecture `sm`; without `tiles`, it takes its own choice.
+/// Computes attention with a stratum on an emulated GPU of architecture `sm`.
 ///
 /// # Errors
 /// When the stratum does not cover the problem, the inputs do not fit it, the kernel faults, or the run is cancelled.
 pub fn execute(
     stratum: Stratum,
-    tiles: Option<Tiles>,
+    tiles: Tiles,
     problem: &Problem,
     inputs: &Inputs,
     sm: Sm,
     watch: Watch<'_>,
 ) -> Result<Execution, ExecuteError> {
-    inputs.check(problem)?;
-    let strides = [&inputs.q, &inputs.k, &inputs.v].map(|t| t.attention_strides().unwrap());
-    let plan = stratum.plan(problem, strides, sm.into(), tiles)?;
-
+    let plan = kernels::plan(stratum, problem, sm.into(), &Layout::of(problem, inputs)?, Some(tiles))?;
     let mut memory = Memory::new();
-    let q = memory.alloc_bytes(&inputs.q.to_bytes()?)?;
-    let k = memory.alloc_bytes(&inputs.k.to_bytes()?)?;
-    let v = memory.alloc_bytes(&inputs.v.to_bytes()?)?;
-    let mut outputs = Outputs::nan(problem)?;
-    let out = memory.alloc_bytes(&outputs.out.to_bytes()?)?;
-    let lse = memory.alloc_bytes(&outputs.lse.to_bytes()?)?;
-    let buffers = Buffers { q, k, v, out, lse };
+    let mut upload = |tensor: &Tensor| -> Result<u64, MemoryError> {
+        let first = tensor.offset() * tensor.dtype().bytes();
+        Ok(memory.alloc_bytes(tensor.storage())? + first as u64)
+    };
+    // Outputs begin as NaN: what a kernel does not write shows.
+    let before = Outputs::nan(problem)?;
+    let mut buffers = Buffers {
+        q: upload(&inputs.q)?,
+        k: upload(&inputs.k)?,
+        v: upload(&inputs.v)?,
+        out: upload(&before.out)?,
+        lse: upload(&before.lse)?,
+        workspaces: Vec::new(),
+    };
+    for workspace in &plan.workspaces {
+        buffers.workspaces.push(memory.alloc(workspace.bytes)?);
+    }
 
-    let launches = plan.launches(&buffers);
+    let launches = plan.launches(&buffers)?;
     let total: u64 = launches.iter().map(ptx::Launch::ctas).sum();
-    let mut before = 0;
+    let mut finished = 0;
     let mut executed = Vec::new();
     for launch in &launches {
         // Workers finish in any order: the bar only goes forward.
         let most = AtomicU64::new(0);
         let progress = |done: u64| {
             if let Some(progress) = watch.progress {
-                progress(before + most.fetch_max(done, Ordering::Relaxed).max(done), total);
+                progress(finished + most.fetch_max(done, Ordering::Relaxed).max(done), total);
             }
         };
         let options = Options { cancel: watch.cancel, progress: Some(&progress), ..Options::new(sm) };
@@ -118,7 +123,7 @@ pub fn execute(
             RunError::Cancelled => ExecuteError::Cancelled,
             source => ExecuteError::Fault { stratum, source },
         })?;
-        before += launch.ctas();
+        finished += launch.ctas();
         executed.push(Executed {
             kernel: launch.kernel.clone(),
             report,
@@ -130,6 +135,6 @@ pub fn execute(
         let bytes = memory.read(address, (tensor.len() * tensor.dtype().bytes()) as u64)?;
         Ok(Tensor::from_bytes(tensor.dtype(), tensor.shape(), bytes)?)
     };
-    outputs = Outputs { out: read(out, &outputs.out)?, lse: read(lse, &outputs.lse)? };
-    Ok(Execution { outputs, launches: executed, tiles: plan.tiles() })
+    let outputs = Outputs { out: read(buffers.out, &before.out)?, lse: read(buffers.lse, &before.lse)? };
+    Ok(Execution { outputs, launches: executed })
 }

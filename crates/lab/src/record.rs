@@ -83,9 +83,11 @@ pub struct Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TileRecord {
     /// Queries.
-    pub block_q: usize,
+    pub block_q: u32,
     /// Keys.
-    pub block_kv: usize,
+    pub block_kv: u32,
+    /// Threads of a CTA.
+    pub threads: u32,
 }
 
 /// How much of a problem was executed; counters are scaled from it.
