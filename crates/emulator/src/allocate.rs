@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use ptx::{Cfg, Kernel, Register, Type};
+use ptx::{Cfg, Instruction, Kernel, Register, Type};
 
 /// What a register needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,17 +67,17 @@ pub(crate) fn allocate(kernel: &Kernel, cfg: &Cfg) -> Result<Allocation, String>
         .collect::<Result<Vec<_>, _>>()?;
 
     let small = cfg.blocks.len().saturating_mul(registers.len()) <= LIVENESS_LIMIT;
-    let ranges = small.then(|| live_ranges(kernel, cfg, &ids)).flatten();
-    let ranges = ranges.unwrap_or_else(|| vec![(0, usize::MAX); registers.len()]);
+    let liveness = small.then(|| liveness(kernel, cfg, &ids, &widths)).flatten();
+    let (ranges, live) =
+        liveness.unwrap_or_else(|| (vec![(0, usize::MAX); registers.len()], widths.iter().map(|&w| cost(w)).sum()));
 
     let mut order: Vec<usize> = (0..registers.len()).collect();
     order.sort_by_key(|&id| ranges[id].0);
     let mut allocation =
-        Allocation { places: HashMap::with_capacity(registers.len()), predicates: 0, narrow: 0, wide: 0, live: 0 };
+        Allocation { places: HashMap::with_capacity(registers.len()), predicates: 0, narrow: 0, wide: 0, live };
     let mut free: [Vec<u32>; 3] = Default::default();
     // Live registers by the end of their range, the soonest on top.
     let mut active = std::collections::BinaryHeap::new();
-    let mut live = 0;
     for id in order {
         let (start, end) = ranges[id];
         while let Some(&std::cmp::Reverse((ended, other))) = active.peek()
@@ -86,7 +86,6 @@ pub(crate) fn allocate(kernel: &Kernel, cfg: &Cfg) -> Result<Allocation, String>
             active.pop();
             let (width, place) = allocation.places[&registers[other]];
             free[width as usize].push(place);
-            live -= cost(width);
         }
         let width = widths[id];
         let count = match width {
@@ -100,8 +99,6 @@ pub(crate) fn allocate(kernel: &Kernel, cfg: &Cfg) -> Result<Allocation, String>
         });
         allocation.places.insert(registers[id], (width, place));
         active.push(std::cmp::Reverse((end, id)));
-        live += cost(width);
-        allocation.live = allocation.live.max(live);
     }
     Ok(allocation)
 }
@@ -114,9 +111,14 @@ fn cost(width: Width) -> u32 {
     }
 }
 
-/// For each register the first and last position where it holds a value somebody reads, loops included. `None` when the graph is
-/// too tangled to find out.
-fn live_ranges(kernel: &Kernel, cfg: &Cfg, ids: &HashMap<Register, usize>) -> Option<Vec<(usize, usize)>> {
+/// For each register the first and last position where it holds a value somebody reads, loops included; and the most 32-bit
+/// registers that do so at once. `None` when the graph is too tangled to find out.
+fn liveness(
+    kernel: &Kernel,
+    cfg: &Cfg,
+    ids: &HashMap<Register, usize>,
+    widths: &[Width],
+) -> Option<(Vec<(usize, usize)>, u32)> {
     let instructions: Vec<_> = kernel.instructions().collect();
     let words = ids.len().div_ceil(64);
     let blocks = cfg.blocks.len();
@@ -163,6 +165,21 @@ fn live_ranges(kernel: &Kernel, cfg: &Cfg, ids: &HashMap<Register, usize>) -> Op
     if changed {
         return None;
     }
+    Some((
+        ranges_of(cfg, &instructions, ids, &live_in, &live_out),
+        most_live(cfg, &instructions, ids, widths, &live_out),
+    ))
+}
+
+/// The first and last position where each register is live.
+fn ranges_of(
+    cfg: &Cfg,
+    instructions: &[&Instruction],
+    ids: &HashMap<Register, usize>,
+    live_in: &[u64],
+    live_out: &[u64],
+) -> Vec<(usize, usize)> {
+    let words = ids.len().div_ceil(64);
     let mut ranges = vec![(usize::MAX, 0); ids.len()];
     let mut extend = |id: usize, position: usize| {
         let range: &mut (usize, usize) = &mut ranges[id];
@@ -186,5 +203,47 @@ fn live_ranges(kernel: &Kernel, cfg: &Cfg, ids: &HashMap<Register, usize>) -> Op
             instructions[position].for_each_def(|r| extend(ids[&r], position));
         }
     }
-    Some(ranges)
+    ranges
+}
+
+/// The most 32-bit registers that hold values at once, at any instruction.
+fn most_live(
+    cfg: &Cfg,
+    instructions: &[&Instruction],
+    ids: &HashMap<Register, usize>,
+    widths: &[Width],
+    live_out: &[u64],
+) -> u32 {
+    let words = ids.len().div_ceil(64);
+    let mut most = 0;
+    for (index, block) in cfg.blocks.iter().enumerate() {
+        let mut live = live_out[index * words..(index + 1) * words].to_vec();
+        let held = |live: &[u64], id: usize| live[id / 64] >> (id % 64) & 1 == 1;
+        let mut count: u32 = (0..ids.len()).filter(|&id| held(&live, id)).map(|id| cost(widths[id])).sum();
+        for position in block.instructions.clone().rev() {
+            let instruction = instructions[position];
+            // What is written takes a register even if nobody reads it.
+            let mut written = 0;
+            instruction.for_each_def(|r| written += if held(&live, ids[&r]) { 0 } else { cost(widths[ids[&r]]) });
+            most = most.max(count + written);
+            if instruction.guard.is_none() {
+                instruction.for_each_def(|r| {
+                    let id = ids[&r];
+                    if held(&live, id) {
+                        live[id / 64] &= !(1 << (id % 64));
+                        count -= cost(widths[id]);
+                    }
+                });
+            }
+            instruction.for_each_use(|r| {
+                let id = ids[&r];
+                if !held(&live, id) {
+                    live[id / 64] |= 1 << (id % 64);
+                    count += cost(widths[id]);
+                }
+            });
+            most = most.max(count);
+        }
+    }
+    most
 }

@@ -1,11 +1,24 @@
 //! The strata: one FlashAttention kernel per generation, and the f64 reference.
 
 pub mod cases;
+pub mod config;
+pub mod configurations;
+pub mod convert;
+pub mod head;
+pub mod naive;
+pub mod plan;
 pub mod problem;
 pub mod reference;
+pub mod softmax;
 pub mod tensor;
+pub mod tile;
 pub mod tolerance;
+pub mod v1;
+pub mod v2;
+pub mod v2_kt;
 
+pub use config::{Config, Program, Tiles};
+pub use plan::{Buffers, Coverage, Layout, Plan, PlanError, Stratum, plan};
 pub use problem::{CompulsoryBytes, Feature, Mask, ParseProblemError, Problem, ProblemError, ProblemSpec, Varlen};
 pub use reference::{HeadOutput, plain, reference};
 pub use tensor::{Dtype, InputError, Inputs, Outputs, Strides, Tensor, TensorError};

@@ -1017,6 +1017,8 @@ operations! {
     rem rem_to<T: Integer>(a: T, b: T) -> T = Rem [&[ty::<T>()]];
     /// `a / b` within 2 units in the last place, for any `b`.
     div_full div_full_to<>(a: F32, b: F32) -> F32 = Div [&[Modifier::Full, ty::<F32>()]];
+    /// `a / b`, rounded to nearest.
+    div_rn div_rn_to<>(a: F32, b: F32) -> F32 = Div [&[Modifier::Rn, ty::<F32>()]];
     /// The smaller; of a number and a NaN, the number.
     min min_to<T: Number>(a: T, b: T) -> T = Min [&[ty::<T>()]];
     /// The larger; of a number and a NaN, the number.

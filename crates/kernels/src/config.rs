@@ -1,0 +1,57 @@
+//! What a kernel is compiled for.
+
+use ptx::{Kernel, Target};
+
+use crate::Dtype;
+use crate::tile::{GROUP, SharedMemory};
+
+/// The sizes a kernel works in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tiles {
+    /// Queries of a tile.
+    pub block_q: u32,
+    /// Keys of a tile.
+    pub block_kv: u32,
+    /// Threads of a CTA.
+    pub threads: u32,
+}
+
+/// Everything a kernel's code depends on; lengths, strides, the GQA ratio and the scale are its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// The architecture.
+    pub target: Target,
+    /// Type of q, k, v and out.
+    pub dtype: Dtype,
+    /// Length of a query and of a key.
+    pub head_dim: u32,
+    /// Length of a value and of an output row.
+    pub head_dim_v: u32,
+    /// Whether the mask is causal.
+    pub causal: bool,
+    /// Neighbouring elements, 1, 2 or 4, that every tensor's rows can be accessed by.
+    pub vector: u32,
+    /// Tile sizes.
+    pub tiles: Tiles,
+}
+
+impl Config {
+    /// `head_dim` as a tile in shared memory has it: a multiple of the 4 words that are read at once.
+    pub fn padded_head_dim(&self) -> u32 {
+        self.head_dim.next_multiple_of(4)
+    }
+
+    /// `head_dim_v` as a tile in shared memory has it: a multiple of the 16 lanes that share a row.
+    pub fn padded_head_dim_v(&self) -> u32 {
+        self.head_dim_v.next_multiple_of(GROUP)
+    }
+}
+
+/// A kernel and the shared memory it is launched with.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Its tiles.
+    pub shared: SharedMemory,
+}

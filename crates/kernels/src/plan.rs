@@ -1,0 +1,709 @@
+//! Which kernels compute a call, how they are launched, and what a stratum covers of the contract.
+//!
+//! A [`Plan`] knows no backend: its [`LaunchPlan`]s name buffers by role, and [`Plan::launches`] fills in a backend's
+//! addresses.
+
+use std::fmt;
+use std::str::FromStr;
+
+use arch::{Sm, Target};
+use ptx::{Argument, Kernel, KernelError, Launch};
+
+use crate::config::{Config, Program, Tiles};
+use crate::tile::{GROUP, SharedMemory};
+use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, naive, v1, v2, v2_kt};
+
+/// A generation of the attention kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stratum {
+    /// Scores, softmax and output as three kernels through memory.
+    Naive,
+    /// FlashAttention: keys outer, queries inner, the state in memory.
+    V1,
+    /// FlashAttention-2: a block of queries kept, the state in registers.
+    V2,
+    /// The same on keys that a kernel of its own transposed.
+    V2Kt,
+}
+
+/// What of the contract a stratum computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coverage {
+    /// The oldest architecture.
+    pub min_sm: Sm,
+    /// Types of q, k, v and out.
+    pub dtypes: &'static [Dtype],
+    /// The largest `head_dim` and `head_dim_v`; the smallest is 1.
+    pub max_head_dim: usize,
+    /// The largest `seqlen_q` and `seqlen_k`.
+    pub max_seqlen: usize,
+    /// Features beside full self-attention on contiguous tensors.
+    pub features: &'static [Feature],
+}
+
+impl Stratum {
+    /// All of them, oldest first.
+    pub const ALL: [Stratum; 4] = [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stratum::Naive => "naive",
+            Stratum::V1 => "v1",
+            Stratum::V2 => "v2",
+            Stratum::V2Kt => "v2_kt",
+        }
+    }
+
+    /// What it computes; a plan for anything else is refused with [`PlanError::Feature`] and the like.
+    pub fn coverage(self) -> Coverage {
+        Coverage {
+            min_sm: Sm::Sm75,
+            dtypes: &Dtype::ALL,
+            max_head_dim: 128,
+            // Positions are signed 32-bit numbers, and a tile may reach past the end.
+            max_seqlen: i32::MAX as usize - 2 * MAX_BLOCK as usize,
+            features: &[Feature::Causal, Feature::Gqa, Feature::HeadDimV, Feature::CrossLength, Feature::Strided],
+        }
+    }
+
+    /// The tile sizes it uses unless told otherwise.
+    ///
+    /// The article's 32 queries by 32 keys and 128 threads.
+    pub fn default_tiles(self) -> Tiles {
+        Tiles { block_q: 32, block_kv: 32, threads: 128 }
+    }
+}
+
+impl fmt::Display for Stratum {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A text that names no stratum.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("stratum is `{0}`: it must be naive, v1, v2 or v2_kt")]
+pub struct ParseStratumError(String);
+
+impl FromStr for Stratum {
+    type Err = ParseStratumError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let known = Self::ALL.into_iter().find(|stratum| stratum.name() == text);
+        known.ok_or_else(|| ParseStratumError(text.to_string()))
+    }
+}
+
+/// Where the elements of a call's tensors are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Of q.
+    pub q: Strides,
+    /// Of k.
+    pub k: Strides,
+    /// Of v.
+    pub v: Strides,
+    /// Of out.
+    pub out: Strides,
+    /// A power of two that divides every tensor's address, in bytes.
+    pub alignment: u64,
+}
+
+impl Layout {
+    /// Contiguous `[batch, seqlen, heads, dim]` tensors at addresses that are multiples of 16.
+    pub fn contiguous(problem: &Problem) -> Layout {
+        let (q, k) = (problem.seqlen_q, problem.seqlen_k);
+        Layout {
+            q: Strides::bshd(q, problem.heads_q, problem.head_dim),
+            k: Strides::bshd(k, problem.heads_kv, problem.head_dim),
+            v: Strides::bshd(k, problem.heads_kv, problem.head_dim_v),
+            out: Strides::bshd(q, problem.heads_q, problem.head_dim_v),
+            alignment: 16,
+        }
+    }
+
+    /// These tensors, each storage at an address that is a multiple of 16, and a contiguous output.
+    ///
+    /// # Errors
+    /// When a tensor is not an attention tensor: see [`Inputs::check`].
+    pub fn of(problem: &Problem, inputs: &Inputs) -> Result<Layout, crate::InputError> {
+        inputs.check(problem)?;
+        let mut layout = Layout::contiguous(problem);
+        for (strides, tensor) in [(&mut layout.q, &inputs.q), (&mut layout.k, &inputs.k), (&mut layout.v, &inputs.v)] {
+            *strides = tensor.attention_strides().unwrap_or(*strides);
+            let offset = tensor.offset() as u64 * tensor.dtype().bytes() as u64;
+            layout.alignment = 1 << (layout.alignment | offset).trailing_zeros();
+        }
+        Ok(layout)
+    }
+
+    /// The elements, 1, 2 or 4, by which every row of every tensor can be accessed.
+    fn vector(&self, problem: &Problem) -> u32 {
+        let bytes = problem.dtype.bytes() as u64;
+        let fits = |elements: &u32| {
+            let elements = u64::from(*elements);
+            let tensors = [
+                (self.q, problem.seqlen_q, problem.heads_q, problem.head_dim),
+                (self.k, problem.seqlen_k, problem.heads_kv, problem.head_dim),
+                (self.v, problem.seqlen_k, problem.heads_kv, problem.head_dim_v),
+                (self.out, problem.seqlen_q, problem.heads_q, problem.head_dim_v),
+            ];
+            self.alignment.is_multiple_of(elements * bytes)
+                && tensors.into_iter().all(|(strides, seqlen, heads, dim)| {
+                    let steps = [
+                        (strides.batch, problem.batch),
+                        (strides.seq, seqlen),
+                        (strides.head, heads),
+                        (dim, usize::MAX),
+                    ];
+                    steps.into_iter().all(|(stride, extent)| extent <= 1 || (stride as u64).is_multiple_of(elements))
+                })
+        };
+        [4, 2].into_iter().find(fits).unwrap_or(1)
+    }
+}
+
+/// What a kernel's pointer argument points to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Buffer {
+    /// The queries.
+    Q,
+    /// The keys.
+    K,
+    /// The values.
+    V,
+    /// The output.
+    Out,
+    /// The logarithms of the sums of exponentials.
+    Lse,
+    /// One of [`Plan::workspaces`].
+    Workspace(usize),
+}
+
+/// One kernel argument, by role.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ArgRef {
+    /// The address of a buffer.
+    Buffer(Buffer),
+    /// A signed 32-bit integer.
+    S32(i32),
+    /// An unsigned 32-bit integer.
+    U32(u32),
+    /// An unsigned 64-bit integer.
+    U64(u64),
+    /// A single-precision number.
+    F32(f32),
+}
+
+/// Memory that a plan needs beside the call's tensors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workspace {
+    /// What it holds.
+    pub name: &'static str,
+    /// Its size; nothing need be in it before.
+    pub bytes: u64,
+}
+
+/// The addresses of a call's buffers in a backend's memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Buffers {
+    /// The first query.
+    pub q: u64,
+    /// The first key.
+    pub k: u64,
+    /// The first value.
+    pub v: u64,
+    /// The first output row.
+    pub out: u64,
+    /// The first lse.
+    pub lse: u64,
+    /// One per [`Plan::workspaces`], each a multiple of 16.
+    pub workspaces: Vec<u64>,
+}
+
+/// One launch of a plan.
+#[derive(Clone, Debug)]
+pub struct LaunchPlan {
+    /// What runs.
+    pub kernel: Kernel,
+    /// CTAs; x alone, so that their number may exceed 65,535.
+    pub grid: [u32; 3],
+    /// Threads.
+    pub block: [u32; 3],
+    /// Bytes of shared memory.
+    pub dynamic_shared: u32,
+    /// The shared memory, tile by tile.
+    pub shared: SharedMemory,
+    /// In the kernel's order.
+    pub arguments: Vec<ArgRef>,
+    /// CTAs of one head, neighbours in the grid.
+    blocks: u32,
+    /// Query heads for each of the grid's heads.
+    group: u32,
+    /// Heads of a batch entry in the grid.
+    heads: u32,
+}
+
+/// How a call is computed.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// By which generation.
+    pub stratum: Stratum,
+    /// What its kernels were compiled for.
+    pub config: Config,
+    /// One after the other; none when there is no query.
+    pub launches: Vec<LaunchPlan>,
+    /// Memory to bring.
+    pub workspaces: Vec<Workspace>,
+    /// Bytes that divide every address.
+    alignment: u64,
+    batch: usize,
+    heads_q: usize,
+}
+
+/// Why a call is refused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// A part of the contract the stratum does not cover.
+    #[error("{stratum} does not cover {feature}: it covers {}", list(stratum.coverage().features))]
+    Feature {
+        /// The stratum.
+        stratum: Stratum,
+        /// The part.
+        feature: Feature,
+    },
+    /// A size beyond the stratum's.
+    #[error("{argument} is {value}: {stratum} covers at most {most}")]
+    Extent {
+        /// The stratum.
+        stratum: Stratum,
+        /// Which size.
+        argument: &'static str,
+        /// What it is.
+        value: usize,
+        /// What it may be.
+        most: usize,
+    },
+    /// An architecture without the stratum.
+    #[error("target is {target}: {stratum} needs {min_sm} or later")]
+    Target {
+        /// The stratum.
+        stratum: Stratum,
+        /// The target.
+        target: Target,
+        /// The oldest architecture.
+        min_sm: Sm,
+    },
+    /// A tile size out of its range.
+    #[error("{argument} is {value}: it must be {allowed}")]
+    Tile {
+        /// Which size.
+        argument: &'static str,
+        /// What it is.
+        value: u32,
+        /// What it may be.
+        allowed: String,
+    },
+    /// More shared memory than a block may have.
+    #[error("{stratum} needs {sum} bytes of shared memory > {allowed} allowed per block on {sm}")]
+    Shared {
+        /// The stratum.
+        stratum: Stratum,
+        /// The sum, term by term.
+        sum: String,
+        /// The bytes a block may have.
+        allowed: u32,
+        /// Where.
+        sm: Sm,
+    },
+    /// More CTAs than a grid may have.
+    #[error("batch x heads x blocks is {ctas} CTAs: a grid has at most {}", i32::MAX)]
+    Grid {
+        /// How many there would be.
+        ctas: u128,
+    },
+    /// A stride or a workspace whose bytes do not fit 63 bits.
+    #[error("{argument} takes {bytes} bytes: the most is {}", i64::MAX)]
+    Size {
+        /// Of what.
+        argument: &'static str,
+        /// How many.
+        bytes: u128,
+    },
+    /// A buffer the plan's kernels cannot read.
+    #[error("{argument} is at address {address:#x}: the plan was made for addresses that are multiples of {alignment}")]
+    Misaligned {
+        /// Which buffer.
+        argument: &'static str,
+        /// Where it is.
+        address: u64,
+        /// What must divide that.
+        alignment: u64,
+    },
+    /// Not as many workspaces as the plan names.
+    #[error("{given} workspaces are given: the plan has {needed}")]
+    Workspaces {
+        /// How many there were.
+        given: usize,
+        /// How many it takes.
+        needed: usize,
+    },
+    /// A kernel that could not be written.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+fn list<T: fmt::Display>(items: &[T]) -> String {
+    items.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The largest `block_q` and `block_kv`.
+const MAX_BLOCK: u32 = 256;
+
+/// The most accumulators, scores and outputs, of one thread.
+const MAX_ACCUMULATORS: u32 = 160;
+
+impl Tiles {
+    /// Checks the sizes against what the kernels can do with them.
+    fn check(&self, config: &Config) -> Result<(), PlanError> {
+        let Tiles { block_q, block_kv, threads } = *self;
+        let refuse = |argument, value, allowed: String| Err(PlanError::Tile { argument, value, allowed });
+        let columns = config.padded_head_dim().max(config.padded_head_dim_v()).max(block_kv) / config.vector;
+        let least_threads = columns.next_power_of_two().max(32);
+        if !threads.is_power_of_two() || !(least_threads..=1024).contains(&threads) {
+            return refuse("threads", threads, format!("a power of two from {least_threads} to 1024"));
+        }
+        let groups = threads / GROUP;
+        if block_q == 0 || !block_q.is_multiple_of(groups) || block_q / groups > GROUP || block_q > MAX_BLOCK {
+            let most = (groups * GROUP).min(MAX_BLOCK);
+            return refuse("block_q", block_q, format!("a multiple of {groups} (threads / 16), at most {most}"));
+        }
+        if block_kv == 0 || !block_kv.is_multiple_of(GROUP) || block_kv > MAX_BLOCK {
+            return refuse("block_kv", block_kv, format!("a multiple of 16, at most {MAX_BLOCK}"));
+        }
+        let rows = block_q / groups;
+        let accumulators = rows * (block_kv + config.padded_head_dim_v()) / GROUP;
+        if accumulators > MAX_ACCUMULATORS {
+            let allowed = format!(
+                "smaller: with {rows} queries per thread, {block_kv} keys and {} output columns over 16 lanes a thread would \
+                 hold {accumulators} accumulators, and {MAX_ACCUMULATORS} fit its registers",
+                config.padded_head_dim_v()
+            );
+            return refuse("block_q", block_q, allowed);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for SharedMemory {
+    /// The sum, term by term: `q 32x64x4 = 8192 + ... = N`.
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        for (index, (name, rows, columns)) in self.tiles.iter().enumerate() {
+            let plus = if index == 0 { "" } else { " + " };
+            write!(f, "{plus}{name} {rows}x{columns}x4 = {}", 4 * u64::from(*rows) * u64::from(*columns))?;
+        }
+        write!(f, "{}{}", if self.tiles.is_empty() { "" } else { " = " }, self.bytes())
+    }
+}
+
+/// Plans a call.
+///
+/// `tiles` are the stratum's default ones unless given.
+///
+/// # Errors
+/// When the stratum does not cover the call, the tiles do not fit the architecture, or the sizes exceed what a launch can have.
+pub fn plan(
+    stratum: Stratum,
+    problem: &Problem,
+    target: Target,
+    layout: &Layout,
+    tiles: Option<Tiles>,
+) -> Result<Plan, PlanError> {
+    covered(stratum, problem, target)?;
+    let config = Config {
+        target,
+        dtype: problem.dtype,
+        head_dim: problem.head_dim as u32,
+        head_dim_v: problem.head_dim_v as u32,
+        causal: problem.mask == Mask::CAUSAL,
+        vector: layout.vector(problem),
+        tiles: tiles.unwrap_or_else(|| stratum.default_tiles()),
+    };
+    config.tiles.check(&config)?;
+    let mut planner = Planner { stratum, problem, layout, config, launches: Vec::new(), workspaces: Vec::new() };
+    match stratum {
+        Stratum::Naive => planner.naive()?,
+        Stratum::V1 => planner.v1()?,
+        Stratum::V2 => planner.v2()?,
+        Stratum::V2Kt => planner.v2_kt()?,
+    }
+    let Planner { launches, workspaces, .. } = planner;
+    Ok(Plan {
+        stratum,
+        config,
+        launches,
+        workspaces,
+        alignment: u64::from(config.vector) * problem.dtype.bytes() as u64,
+        batch: problem.batch,
+        heads_q: problem.heads_q,
+    })
+}
+
+fn covered(stratum: Stratum, problem: &Problem, target: Target) -> Result<(), PlanError> {
+    let Coverage { min_sm, max_head_dim, max_seqlen, features, .. } = stratum.coverage();
+    if target.sm() < min_sm {
+        return Err(PlanError::Target { stratum, target, min_sm });
+    }
+    if let Some(feature) = problem.features().into_iter().find(|feature| !features.contains(feature)) {
+        return Err(PlanError::Feature { stratum, feature });
+    }
+    let extents = [
+        ("head_dim", problem.head_dim, max_head_dim),
+        ("head_dim_v", problem.head_dim_v, max_head_dim),
+        ("seqlen_q", problem.seqlen_q, max_seqlen),
+        ("seqlen_k", problem.seqlen_k, max_seqlen),
+    ];
+    match extents.into_iter().find(|(_, value, most)| value > most) {
+        Some((argument, value, most)) => Err(PlanError::Extent { stratum, argument, value, most }),
+        None => Ok(()),
+    }
+}
+
+/// A plan in the making.
+struct Planner<'a> {
+    stratum: Stratum,
+    problem: &'a Problem,
+    layout: &'a Layout,
+    config: Config,
+    launches: Vec<LaunchPlan>,
+    workspaces: Vec<Workspace>,
+}
+
+impl Planner<'_> {
+    fn naive(&mut self) -> Result<(), PlanError> {
+        let Tiles { block_q, block_kv, threads } = self.config.tiles;
+        let columns = (self.problem.seqlen_k as u64).next_multiple_of(u64::from(block_kv));
+        let (scores, scores_row) = (self.workspace("scores", &[self.queries(), columns.into(), 4])?, 4 * columns);
+        let sums = self.workspace("l", &[self.queries(), 4])?;
+        let scores = [ArgRef::Buffer(scores), ArgRef::U64(scores_row)];
+        let sums = [ArgRef::Buffer(sums)];
+        let key_blocks = self.key_blocks();
+
+        let (q, k, v, out) = (self.q()?, self.k()?, self.v()?, self.out()?);
+        let blocks = self.query_blocks(block_q) * key_blocks;
+        let arguments = [&[ArgRef::U32(key_blocks as u32)][..], &q, &k, &scores].concat();
+        self.launch(naive::scores, Heads::Query, blocks, arguments)?;
+        let blocks = self.query_blocks(threads / 32);
+        let arguments = [&[ArgRef::U32(columns as u32)][..], &scores, &sums, &[ArgRef::Buffer(Buffer::Lse)]].concat();
+        self.launch(naive::softmax, Heads::Query, blocks, arguments)?;
+        let arguments = [&scores[..], &sums, &v, &out].concat();
+        self.launch(naive::output, Heads::Query, self.query_blocks(block_q), arguments)
+    }
+
+    fn v1(&mut self) -> Result<(), PlanError> {
+        let sums = self.workspace("l", &[self.queries(), 4])?;
+        let mut arguments = [&self.q()?[..], &self.k()?, &self.v()?, &self.out()?].concat();
+        arguments.extend([ArgRef::Buffer(Buffer::Lse), ArgRef::Buffer(sums)]);
+        if self.problem.dtype != Dtype::F32 {
+            let row = 4 * self.problem.head_dim_v as u64;
+            let state = self.workspace("o", &[self.queries(), row.into()])?;
+            arguments.extend([ArgRef::Buffer(state), ArgRef::U64(row)]);
+        }
+        let blocks = u64::from(self.problem.seqlen_q > 0);
+        self.launch(v1::v1, Heads::Query, blocks, arguments)
+    }
+
+    fn v2(&mut self) -> Result<(), PlanError> {
+        let mut arguments = [&self.q()?[..], &self.k()?, &self.v()?, &self.out()?].concat();
+        arguments.push(ArgRef::Buffer(Buffer::Lse));
+        self.launch(v2::v2, Heads::Query, self.query_blocks(self.config.tiles.block_q), arguments)
+    }
+
+    fn v2_kt(&mut self) -> Result<(), PlanError> {
+        let (problem, config) = (self.problem, self.config);
+        let keys = self.key_blocks() * u64::from(config.tiles.block_kv);
+        let keys = keys.next_multiple_of(u64::from(v2_kt::TRANSPOSED));
+        let row = u128::from(keys) * problem.dtype.bytes() as u128;
+        let head = row * problem.head_dim as u128;
+        let batch = head * problem.heads_kv as u128;
+        let buffer = self.workspace("k_transposed", &[batch, problem.batch as u128])?;
+        let transposed = tensor(buffer, "k_transposed", [batch, head, row])?;
+
+        let blocks = keys / u64::from(v2_kt::TRANSPOSED) * u64::from(config.head_dim.div_ceil(v2_kt::TRANSPOSED));
+        let blocks = if problem.seqlen_q > 0 { blocks } else { 0 };
+        let arguments = [self.k()?, transposed.clone()].concat();
+        self.launch(v2_kt::transpose_keys, Heads::Key, blocks, arguments)?;
+
+        let mut arguments = [&self.q()?[..], &transposed, &self.v()?, &self.out()?].concat();
+        arguments.push(ArgRef::Buffer(Buffer::Lse));
+        self.launch(v2_kt::v2_kt, Heads::Query, self.query_blocks(config.tiles.block_q), arguments)
+    }
+
+    fn queries(&self) -> u128 {
+        self.problem.total_q() as u128 * self.problem.heads_q as u128
+    }
+
+    fn query_blocks(&self, block: u32) -> u64 {
+        (self.problem.seqlen_q as u64).div_ceil(block.into())
+    }
+
+    fn key_blocks(&self) -> u64 {
+        (self.problem.seqlen_k as u64).div_ceil(self.config.tiles.block_kv.into())
+    }
+
+    fn q(&self) -> Result<Vec<ArgRef>, PlanError> {
+        self.tensor(Buffer::Q, "q", self.layout.q)
+    }
+
+    fn k(&self) -> Result<Vec<ArgRef>, PlanError> {
+        self.tensor(Buffer::K, "k", self.layout.k)
+    }
+
+    fn v(&self) -> Result<Vec<ArgRef>, PlanError> {
+        self.tensor(Buffer::V, "v", self.layout.v)
+    }
+
+    fn out(&self) -> Result<Vec<ArgRef>, PlanError> {
+        self.tensor(Buffer::Out, "out", self.layout.out)
+    }
+
+    fn tensor(&self, buffer: Buffer, name: &'static str, strides: Strides) -> Result<Vec<ArgRef>, PlanError> {
+        let bytes = |stride: usize| stride as u128 * self.problem.dtype.bytes() as u128;
+        tensor(buffer, name, [bytes(strides.batch), bytes(strides.head), bytes(strides.seq)])
+    }
+
+    /// A workspace of so many bytes, a product.
+    fn workspace(&mut self, name: &'static str, factors: &[u128]) -> Result<Buffer, PlanError> {
+        let bytes = factors.iter().fold(1, |bytes: u128, factor| bytes.saturating_mul(*factor));
+        self.workspaces.push(Workspace { name, bytes: in_63_bits(name, bytes)? });
+        Ok(Buffer::Workspace(self.workspaces.len() - 1))
+    }
+
+    /// Adds a launch of `blocks` CTAs per head; none when there is no CTA.
+    fn launch(
+        &mut self,
+        write: fn(&Config) -> Result<Program, KernelError>,
+        heads: Heads,
+        blocks: u64,
+        arguments: Vec<ArgRef>,
+    ) -> Result<(), PlanError> {
+        let (problem, stratum, sm) = (self.problem, self.stratum, self.config.target.sm());
+        let Program { kernel, shared } = write(&self.config)?;
+        let allowed = sm.limits().shared_opt_in_per_block;
+        if shared.bytes() > u64::from(allowed) {
+            return Err(PlanError::Shared { stratum, sum: shared.to_string(), allowed, sm });
+        }
+        let (heads, group) = match heads {
+            Heads::Query => (problem.heads_q, problem.group()),
+            Heads::Key => (problem.heads_kv, 1),
+        };
+        let ctas = problem.batch as u128 * heads as u128 * u128::from(blocks);
+        let Some(grid) = i32::try_from(ctas).ok().map(|ctas| ctas as u32) else {
+            return Err(PlanError::Grid { ctas });
+        };
+        if grid == 0 {
+            return Ok(());
+        }
+        let mut all = vec![
+            ArgRef::S32(problem.seqlen_q as i32),
+            ArgRef::S32(problem.seqlen_k as i32),
+            ArgRef::U32(heads as u32),
+            ArgRef::U32(group as u32),
+            ArgRef::U32(blocks as u32),
+            ArgRef::F32(problem.scale() as f32),
+        ];
+        all.extend(arguments);
+        let block = kernel.required_block.unwrap_or([self.config.tiles.threads, 1, 1]);
+        self.launches.push(LaunchPlan {
+            block,
+            kernel,
+            grid: [grid, 1, 1],
+            dynamic_shared: shared.bytes() as u32,
+            shared,
+            arguments: all,
+            blocks: blocks as u32,
+            group: (problem.heads_q / heads) as u32,
+            heads: heads as u32,
+        });
+        Ok(())
+    }
+}
+
+/// Which heads a grid runs over.
+#[derive(Clone, Copy, Debug)]
+enum Heads {
+    Query,
+    Key,
+}
+
+/// A tensor's arguments: its address, and its strides by batch entry, head and row in bytes.
+fn tensor(buffer: Buffer, name: &'static str, strides: [u128; 3]) -> Result<Vec<ArgRef>, PlanError> {
+    let strides = strides.into_iter().map(|stride| in_63_bits(name, stride).map(ArgRef::U64));
+    std::iter::once(Ok(ArgRef::Buffer(buffer))).chain(strides).collect()
+}
+
+fn in_63_bits(argument: &'static str, bytes: u128) -> Result<u64, PlanError> {
+    i64::try_from(bytes).map(|bytes| bytes as u64).map_err(|_| PlanError::Size { argument, bytes })
+}
+
+impl Plan {
+    /// The launches on a backend's addresses, to run one after the other.
+    ///
+    /// # Errors
+    /// When an address is not aligned as the layout said, or there are not as many workspaces as the plan has.
+    pub fn launches(&self, buffers: &Buffers) -> Result<Vec<Launch<'_>>, PlanError> {
+        let (given, needed) = (buffers.workspaces.len(), self.workspaces.len());
+        if given != needed {
+            return Err(PlanError::Workspaces { given, needed });
+        }
+        let tensors = [("q", buffers.q), ("k", buffers.k), ("v", buffers.v), ("out", buffers.out)];
+        let tensors = tensors.map(|(argument, address)| (argument, address, self.alignment));
+        let workspaces = buffers.workspaces.iter().zip(&self.workspaces).map(|(&address, w)| (w.name, address, 16));
+        for (argument, address, alignment) in tensors.into_iter().chain([("lse", buffers.lse, 4)]).chain(workspaces) {
+            if !address.is_multiple_of(alignment) {
+                return Err(PlanError::Misaligned { argument, address, alignment });
+            }
+        }
+        let argument = |argument: &ArgRef| match *argument {
+            ArgRef::Buffer(buffer) => Argument::Pointer(match buffer {
+                Buffer::Q => buffers.q,
+                Buffer::K => buffers.k,
+                Buffer::V => buffers.v,
+                Buffer::Out => buffers.out,
+                Buffer::Lse => buffers.lse,
+                Buffer::Workspace(index) => buffers.workspaces.get(index).copied().unwrap_or(0),
+            }),
+            ArgRef::S32(value) => Argument::S32(value),
+            ArgRef::U32(value) => Argument::U32(value),
+            ArgRef::U64(value) => Argument::U64(value),
+            ArgRef::F32(value) => Argument::F32(value),
+        };
+        let launch = |plan| {
+            let LaunchPlan { kernel, grid, block, dynamic_shared, arguments, .. }: &LaunchPlan = plan;
+            let arguments = arguments.iter().map(argument).collect();
+            Launch {
+                kernel,
+                grid: *grid,
+                block: *block,
+                cluster: [1, 1, 1],
+                dynamic_shared: *dynamic_shared,
+                arguments,
+            }
+        };
+        Ok(self.launches.iter().map(launch).collect())
+    }
+
+    /// For each launch, the linear indices of the CTAs that compute (or, for keys shared by a group, prepare) one head.
+    ///
+    /// Running these alone leaves that head's output complete. Empty when there is no such head.
+    pub fn ctas_of(&self, entry: usize, head: usize) -> Vec<Vec<u64>> {
+        let there = entry < self.batch && head < self.heads_q;
+        let of = |launch: &LaunchPlan| {
+            let index = entry as u64 * u64::from(launch.heads) + head as u64 / u64::from(launch.group);
+            let blocks = u64::from(launch.blocks);
+            (index * blocks..(index + 1) * blocks).collect()
+        };
+        self.launches.iter().map(|launch| if there { of(launch) } else { Vec::new() }).collect()
+    }
+}
