@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use kernels::{Dtype, ProblemSpec, Stratum};
+use kernels::{Dtype, ProblemSpec, Stratum, Tiles};
 use lab::tensor_file::Layout;
 
 /// FlashAttention, generation by generation: run each kernel on an emulated GPU and see why it is as fast as it is.
@@ -86,12 +86,27 @@ pub struct MaskArguments {
 
 #[derive(Debug, Args)]
 pub struct TileArguments {
-    /// Queries of a tile; the stratum's own choice by default.
+    /// Queries of a tile; 32 by default.
     #[arg(long, value_name = "N")]
-    pub block_q: Option<usize>,
-    /// Keys of a tile; the stratum's own choice by default.
+    pub block_q: Option<u32>,
+    /// Keys of a tile; 32 by default.
     #[arg(long, value_name = "N")]
-    pub block_kv: Option<usize>,
+    pub block_kv: Option<u32>,
+    /// Threads of a CTA; 128 by default.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u32>,
+}
+
+impl TileArguments {
+    /// The stratum's own tiles, changed as asked.
+    pub fn of(&self, stratum: Stratum) -> Tiles {
+        let own = stratum.default_tiles();
+        Tiles {
+            block_q: self.block_q.unwrap_or(own.block_q),
+            block_kv: self.block_kv.unwrap_or(own.block_kv),
+            threads: self.threads.unwrap_or(own.threads),
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -37,6 +37,17 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
+impl Failure {
+    /// A fault of a kernel is an answer, a refusal is not.
+    fn of_execution(error: lab::ExecuteError) -> Self {
+        match error {
+            lab::ExecuteError::Cancelled => Self::Interrupted,
+            lab::ExecuteError::Fault { .. } => Self::No(error.into()),
+            _ => Self::Input(error.into()),
+        }
+    }
+}
+
 /// Set by Ctrl-C.
 static CANCEL: AtomicBool = AtomicBool::new(false);
 

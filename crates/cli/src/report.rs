@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use emulator::Level;
 use lab::figures::{bytes, list, percent, time};
 use lab::{Dug, Place, RegisterSource, Severity, Sources};
@@ -74,8 +74,9 @@ fn header(dug: &Dug) -> String {
 
 fn table(dug: &[Dug]) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_width(WIDTH as u16);
+    let line = LineStyle::none().fill('─').junction('─');
+    let style = TableStyle::new().top_border(line).header_separator(line).bottom_border(line);
+    table.load_style(style).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH as u16);
     table.set_header([
         "stratum",
         "modelled",
@@ -131,11 +132,7 @@ fn table(dug: &[Dug]) -> String {
 
 fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {
     let Dug { evidence, record, .. } = dug;
-    let tiles: Vec<String> = record.tiles.iter().map(|(name, size)| format!("{name} {size}")).collect();
-    let mut about = Vec::new();
-    if !tiles.is_empty() {
-        about.push(tiles.join(", "));
-    }
+    let mut about = vec![format!("block_q {}, block_kv {}", record.tiles.block_q, record.tiles.block_kv)];
     if let Some(main) = evidence.main_launch() {
         about.push(format!("{} CTAs of {} threads", lab::figures::count(main.report.ctas_total), main.threads));
         about.push(format!("{} shared bytes", lab::figures::count(main.shared_bytes.into())));

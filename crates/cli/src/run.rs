@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use kernels::{Inputs, Outputs};
+use kernels::Outputs;
 use lab::Watch;
 use lab::tensor_file::{self, Layout};
 
@@ -21,9 +21,11 @@ pub fn run(arguments: &RunArguments) -> Result<(), Failure> {
     progress.begin(&arguments.stratum.to_string());
     let show = |done, of| progress.show(done, of);
     let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
-    let result = lab::execute(arguments.stratum, arguments.tiles.tiles(), &problem, &inputs, gpu, watch);
+    let result =
+        lab::execute(arguments.stratum, arguments.tiles.of(arguments.stratum), &problem, &inputs, gpu.sm, watch);
     progress.end();
-    files.write(&result?.outputs, arguments.tensors.layout)?;
+    let outputs = result.map_err(Failure::of_execution)?.outputs;
+    files.write(&outputs, arguments.tensors.layout)?;
     Ok(())
 }
 

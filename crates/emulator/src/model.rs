@@ -16,12 +16,17 @@
 //! `ctas / SMs`. As the pipes are taken to be the limit, it does not matter how many of them are resident at a time.
 //!
 //! # DRAM
-//! For each direction `unique <= DRAM <= requested`. The bytes that CTAs ask for are of three kinds: the first touch of a
-//! byte in the launch always goes to DRAM; further CTAs' touches of it (`per_cta_unique - unique`) and touches repeated by
-//! one CTA (`requested - per_cta_unique`) hit in L2 when what the CTAs resident at once touch fits into it, and miss
-//! otherwise. Resident CTAs are neighbours, which share what CTAs of the launch share on average, and hold at least what
-//! one of them touches:
-//! `footprint = max(resident * (unique_read + unique_written) / ctas, per-CTA bytes)`. Nothing is in L2 when a launch begins.
+//! For each direction `unique <= DRAM <= requested`. Nothing is in L2 when a launch begins, so the first touch of a byte
+//! goes to DRAM. Whether later ones do depends on what the CTAs resident at once touch. They are neighbours, share what
+//! CTAs of the launch share on average, and hold at least what one CTA touches:
+//! `footprint = max(resident * (unique_read + unique_written), per_cta_read + per_cta_written) / ctas`.
+//!
+//! - When the footprint fits into L2, all later touches hit: DRAM = unique.
+//! - When it does not, resident CTAs still fetch once what they share, as they run side by side, but the CTAs that take
+//!   their places fetch it again: `max(unique, per_cta / resident)`. What one CTA touches repeatedly misses every time:
+//!   `requested - per_cta` more.
+//!
+//! L1 is not modelled: it would serve repeated touches of a CTA that are close in time.
 
 use arch::{Gpu, Occupancy, WARP_THREADS};
 use ptx::{Instruction, Kernel, Modifier, Opcode, Type};
@@ -198,17 +203,25 @@ pub fn model(kernel: &Kernel, report: &Report, gpu: &Gpu, occupancy: &Occupancy)
 
 /// The module documentation's L2 model.
 fn dram_bytes(report: &Report, gpu: &Gpu, occupancy: &Occupancy) -> DramBytes {
+    let wide = u128::from;
     let traffic = &report.traffic;
-    let run = report.ctas_run.max(1);
-    let resident = (u64::from(gpu.sm_count) * u64::from(occupancy.blocks_per_sm)).min(report.ctas_total);
-    let distinct = u128::from(traffic.unique_read) + u128::from(traffic.unique_written);
-    let of_one = u128::from(traffic.per_cta_read) + u128::from(traffic.per_cta_written);
-    let footprint = (u128::from(resident) * distinct).max(of_one) / u128::from(run);
-    let hits = footprint <= u128::from(gpu.l2_bytes);
-    let scaled = |bytes: u64| (u128::from(bytes) * u128::from(report.ctas_total) / u128::from(run)) as u64;
+    let run = wide(report.ctas_run.max(1));
+    let total = wide(report.ctas_total);
+    let resident = (wide(gpu.sm_count.into()) * wide(occupancy.blocks_per_sm.into())).min(total).max(1);
+    let distinct = wide(traffic.unique_read) + wide(traffic.unique_written);
+    let of_ctas = wide(traffic.per_cta_read) + wide(traffic.per_cta_written);
+    let fits = (resident * distinct).max(of_ctas) / run <= wide(gpu.l2_bytes);
+    let dram = |unique: u64, per_cta: u64, requested: u64| {
+        let moved = if fits {
+            wide(unique)
+        } else {
+            (wide(per_cta) / resident).max(wide(unique)) + wide(requested.saturating_sub(per_cta))
+        };
+        (moved * total / run) as u64
+    };
     DramBytes {
-        read: scaled(if hits { traffic.unique_read } else { traffic.requested_read }),
-        written: scaled(if hits { traffic.unique_written } else { traffic.requested_written }),
+        read: dram(traffic.unique_read, traffic.per_cta_read, traffic.requested_read),
+        written: dram(traffic.unique_written, traffic.per_cta_written, traffic.requested_written),
     }
 }
 
@@ -461,24 +474,24 @@ mod tests {
         assert_eq!(issued.work, 10.0);
     }
 
-    /// `unique <= DRAM <= requested`, and which of the two follows from what fits into L2.
+    /// Ten waves of 180 CTAs on 4 MiB of L2, each byte shared by some CTAs.
     #[test]
-    fn repeated_bytes_hit_when_the_resident_ctas_fit_into_l2() {
+    fn dram_bytes_depend_on_what_fits_into_l2() {
         let (gpu, occupancy) = rtx2070();
-        let mut report = report(Vec::new(), 1800, 1800);
-        // Ten waves of 180 CTAs.
-        report.traffic = Traffic {
-            unique_read: 36 << 20,
-            unique_written: 0,
-            requested_read: 360 << 20,
-            requested_written: 0,
-            per_cta_read: 72 << 20,
-            per_cta_written: 0,
+        let dram = |unique: u64, per_cta: u64, requested: u64| {
+            let mut report = report(Vec::new(), 1800, 1800);
+            (report.traffic.unique_read, report.traffic.per_cta_read) = (unique << 20, per_cta << 20);
+            report.traffic.requested_read = requested << 20;
+            let read = model(&kernel(Vec::new()), &report, gpu, &occupancy).dram.read;
+            assert!(unique << 20 <= read && read <= requested << 20);
+            read
         };
-        let dram = |report: &Report| model(&kernel(Vec::new()), report, gpu, &occupancy).dram.read;
-        assert_eq!(dram(&report), report.traffic.unique_read);
-        report.traffic.unique_read = 42 << 20;
-        assert_eq!(dram(&report), report.traffic.requested_read);
+        // 3.6 MiB a wave fit: every repeated touch hits.
+        assert_eq!(dram(36, 72, 360), 36 << 20);
+        // 4.2 MiB do not: what a CTA touches repeatedly misses, what resident CTAs share is fetched once.
+        assert_eq!(dram(42, 84, 370), (42 + 370 - 84) << 20);
+        // All 1800 CTAs share 42 MiB: each of the ten waves fetches them.
+        assert_eq!(dram(42, 1800 * 42, 1800 * 42), 420 << 20);
     }
 
     #[test]

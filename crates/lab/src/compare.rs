@@ -4,7 +4,7 @@ use emulator::Level;
 use thiserror::Error;
 
 use crate::evidence::Evidence;
-use crate::figures::{bytes, count, list, time, times};
+use crate::figures::{bytes, count, list, percent, time, times};
 use crate::findings::Finding;
 
 /// Ratios nearer to 1 than this are not spoken of.
@@ -104,13 +104,16 @@ fn preparation(before: &Evidence, after: &Evidence) -> Option<String> {
     }
     let seconds: f64 = added.iter().map(|launch| launch.model.seconds).sum();
     let moved: u64 = added.iter().map(|launch| launch.model.dram.read + launch.model.dram.written).sum();
+    let without = after.seconds() - seconds;
     Some(format!(
-        "Of that, {} takes {} and moves {}; without it {} would be {}.",
+        "Of that, {} takes {} and moves {}; without it {} would take {}, {} of {}.",
         list(added.iter().map(|launch| format!("`{}`", launch.kernel.name))),
         time(seconds),
         bytes(moved),
-        time(after.seconds() - seconds),
-        times(before.seconds() / (after.seconds() - seconds)) + " faster",
+        after.stratum,
+        time(without),
+        percent(without / before.seconds()),
+        before.stratum,
     ))
 }
 

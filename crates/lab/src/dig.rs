@@ -1,29 +1,22 @@
 //! Digging: a stratum is run on a problem, checked against the reference, and explained.
 
-use std::sync::atomic::AtomicBool;
-
 use arch::{Gpu, OccupancyError};
+use kernels::reference::{all_heads, plain_heads, reference_heads};
 use kernels::{HeadOutput, InputError, Problem, Stratum, Tiles, check};
 use thiserror::Error;
 
 use crate::evidence::{Evidence, LaunchEvidence};
-use crate::execute::{Execution, ExecuteError, execute};
+use crate::execute::{ExecuteError, Execution, Watch, execute};
 use crate::findings::findings;
-use crate::record::{Accuracy, Record};
+use crate::record::{Accuracy, Record, TileRecord};
 use crate::registers::registers;
 use crate::sample::{Sample, SampleError, Source};
 
 /// KV heads that are run in place of all.
 pub const SAMPLED_GROUPS: usize = 2;
 
-/// What a caller may see and stop of a long run.
-#[derive(Clone, Copy, Default)]
-pub struct Watch<'a> {
-    /// Set to true by someone else to stop the run early.
-    pub cancel: Option<&'a AtomicBool>,
-    /// Called with the CTAs finished and those to run, of all launches of a stratum, from any worker.
-    pub progress: Option<&'a (dyn Fn(u64, u64) + Sync)>,
-}
+/// Heads of the reference that are computed before looking whether to stop.
+const HEADS_BETWEEN_CHECKS: usize = 8;
 
 /// A stratum that was dug.
 #[derive(Clone, Debug)]
@@ -73,8 +66,14 @@ impl Digger {
     /// Draws or samples the inputs and computes the reference; `full` runs every head.
     ///
     /// # Errors
-    /// When the inputs do not fit the problem or do not fit in memory.
-    pub fn new(problem: Problem, gpu: &'static Gpu, source: &Source, full: bool) -> Result<Self, DigError> {
+    /// When the inputs do not fit the problem or do not fit in memory, or when cancelled.
+    pub fn new(
+        problem: Problem,
+        gpu: &'static Gpu,
+        source: &Source,
+        full: bool,
+        watch: Watch<'_>,
+    ) -> Result<Self, DigError> {
         let seed = match source {
             Source::Seed(seed) => Some(*seed),
             Source::Tensors(inputs) => {
@@ -82,33 +81,44 @@ impl Digger {
                 None
             }
         };
-        let sample = if full {
-            Sample::whole(&problem, source)?
-        } else {
-            Sample::heads(&problem, source, SAMPLED_GROUPS)?
-        };
-        let reference = kernels::reference::reference(&sample.problem, &sample.inputs)?;
-        let plain = kernels::reference::plain(&sample.problem, &sample.inputs)?;
+        let sample =
+            if full { Sample::whole(&problem, source)? } else { Sample::heads(&problem, source, SAMPLED_GROUPS)? };
+        let (mut reference, mut plain) = (Vec::new(), Vec::new());
+        for heads in all_heads(&sample.problem).chunks(HEADS_BETWEEN_CHECKS) {
+            if watch.is_cancelled() {
+                return Err(ExecuteError::Cancelled.into());
+            }
+            reference.extend(reference_heads(&sample.problem, &sample.inputs, heads)?);
+            plain.extend(plain_heads(&sample.problem, &sample.inputs, heads)?);
+        }
         Ok(Self { problem, gpu, seed, sample, reference, plain })
     }
 
-    /// Runs a stratum and explains it; without `tiles`, it takes its own choice.
+    /// Runs a stratum and explains it.
     ///
     /// # Errors
     /// When the stratum does not cover the problem, faults, or is cancelled.
-    pub fn dig(&self, stratum: Stratum, tiles: Option<Tiles>, watch: Watch<'_>) -> Result<Dug, DigError> {
+    pub fn dig(&self, stratum: Stratum, tiles: Tiles, watch: Watch<'_>) -> Result<Dug, DigError> {
         let sample = &self.sample;
-        let Execution { outputs, launches, tiles } =
+        let Execution { outputs, launches } =
             execute(stratum, tiles, &sample.problem, &sample.inputs, self.gpu.sm, watch)?;
         let verdict = check(&sample.problem, &outputs, &self.reference, &self.plain)?;
 
-        let whole = |ctas: u64| (u128::from(ctas) * u128::from(sample.groups_of_all) / u128::from(sample.groups.max(1))) as u64;
+        let whole =
+            |ctas: u64| (u128::from(ctas) * u128::from(sample.groups_of_all) / u128::from(sample.groups.max(1))) as u64;
         let launches = launches
             .into_iter()
             .map(|mut launch| {
                 launch.report.ctas_total = whole(launch.report.ctas_total);
-                let registers = registers(&launch.kernel, &launch.report, self.gpu.sm);
-                LaunchEvidence::of(launch.kernel, launch.report, launch.threads, launch.dynamic_shared, registers, self.gpu)
+                let registers = registers(&launch.kernel, &launch.report);
+                LaunchEvidence::of(
+                    launch.kernel,
+                    launch.report,
+                    launch.threads,
+                    launch.dynamic_shared,
+                    registers,
+                    self.gpu,
+                )
             })
             .collect::<Result<_, _>>()
             .map_err(|source| DigError::Occupancy { stratum, source })?;
@@ -120,6 +130,7 @@ impl Digger {
             correct: verdict.passed(),
         };
         let found = findings(&evidence);
+        let tiles = TileRecord { block_q: tiles.block_q, block_kv: tiles.block_kv, threads: tiles.threads };
         let record = Record::of_emulator(&evidence, tiles, self.seed, sample.sampling.clone(), accuracy, found);
         Ok(Dug { evidence, record, wrong: verdict.wrong.map(|wrong| wrong.to_string()) })
     }

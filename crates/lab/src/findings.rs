@@ -459,12 +459,8 @@ fn limiter(evidence: &Evidence) -> Option<Finding> {
     others.sort_by(|a, b| b.1.total_cmp(&a.1));
     let (next, next_seconds) = *others.first()?;
     let compared = format!(
-        "{}{} the modelled limiter: it needs {}, {} what the next, {next}, needs ({})",
+        "{}the modelled limiter is {pipe}: {}, {} what the next, {next}, needs ({})",
         subject(evidence, launch),
-        match pipe {
-            Pipe::Special => "the special functions are".to_string(),
-            pipe => format!("the {pipe} pipe is"),
-        },
         time(launch.model.seconds),
         times(launch.model.seconds / next_seconds),
         time(next_seconds),

@@ -1,16 +1,23 @@
 //! Measures, compares and explains kernels.
 
 pub mod compare;
+pub mod dig;
 pub mod evidence;
+pub mod execute;
 pub mod figures;
 pub mod findings;
+pub mod ptxas;
 pub mod record;
+pub mod registers;
 pub mod sample;
+pub mod sass;
 pub mod source;
 pub mod tensor_file;
 
 pub use compare::{Incomparable, transition};
+pub use dig::{DigError, Digger, Dug};
 pub use evidence::{Evidence, LaunchEvidence, Place, RegisterSource};
+pub use execute::{ExecuteError, Executed, Execution, Watch, execute};
 pub use findings::{Finding, Severity, findings};
 pub use record::{Accuracy, Document, Record, Sampling};
 pub use sample::{Sample, SampleError, Source};

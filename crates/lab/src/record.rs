@@ -43,8 +43,8 @@ pub struct Record {
     pub source: String,
     /// Of `counters`: `merged`, after the merge of accesses that the assembler performs (modelled).
     pub level: String,
-    /// Tile sizes by name.
-    pub tiles: std::collections::BTreeMap<String, u64>,
+    /// Its tiles.
+    pub tiles: TileRecord,
     /// Of the inputs; `null` when they are the user's.
     pub seed: Option<u64>,
     /// What was executed.
@@ -59,14 +59,14 @@ pub struct Record {
     pub counters: Counters,
     /// As the PTX states the accesses.
     pub counters_ptx: Counters,
-    /// Of the launch that takes longest.
-    pub occupancy: OccupancyRecord,
+    /// Of the launch that takes longest; `null` when nothing is launched.
+    pub occupancy: Option<OccupancyRecord>,
     /// Bytes between the SMs and memory.
     pub traffic: TrafficRecord,
     /// What each pipe needs, over all launches.
     pub pipes: Vec<PipeRecord>,
-    /// The limiter of the launch that takes longest.
-    pub limiter: String,
+    /// The limiter of the launch that takes longest; `null` when nothing is launched.
+    pub limiter: Option<String>,
     /// The sum over launches of what the limiter of each needs.
     pub modelled_time_ms: f64,
     /// By events on a GPU; `null` here.
@@ -77,6 +77,17 @@ pub struct Record {
     pub lines: Vec<LineRecord>,
     /// What it suffers from.
     pub findings: Vec<Finding>,
+}
+
+/// Tile sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TileRecord {
+    /// Queries.
+    pub block_q: u32,
+    /// Keys.
+    pub block_kv: u32,
+    /// Threads of a CTA.
+    pub threads: u32,
 }
 
 /// How much of a problem was executed; counters are scaled from it.
@@ -208,17 +219,17 @@ impl Record {
     /// The record of what the emulator counted.
     pub fn of_emulator(
         evidence: &Evidence,
-        tiles: std::collections::BTreeMap<String, u64>,
+        tiles: TileRecord,
         seed: Option<u64>,
         sample: Sampling,
         accuracy: Accuracy,
         findings: Vec<Finding>,
-    ) -> Option<Self> {
-        let main = evidence.main_launch()?;
+    ) -> Self {
+        let main = evidence.main_launch();
         let (traffic, dram) = (evidence.traffic(), evidence.dram());
         let compulsory = evidence.problem.compulsory_bytes();
         let narrow = |bytes: u128| u64::try_from(bytes).unwrap_or(u64::MAX);
-        Some(Self {
+        Self {
             stratum: evidence.stratum.clone(),
             gpu: evidence.gpu.name.into(),
             sm: evidence.gpu.sm.to_string(),
@@ -234,7 +245,7 @@ impl Record {
             correct: accuracy.correct,
             counters: evidence.counters(Level::Merged),
             counters_ptx: evidence.counters(Level::Ptx),
-            occupancy: OccupancyRecord::of(main),
+            occupancy: main.map(OccupancyRecord::of),
             traffic: TrafficRecord {
                 compulsory_read: narrow(compulsory.read),
                 compulsory_written: narrow(compulsory.write),
@@ -251,7 +262,7 @@ impl Record {
                     Some(PipeRecord { pipe: pipe.name().into(), time_ms: 1e3 * evidence.seconds_of(pipe)? })
                 })
                 .collect(),
-            limiter: main.model.limiter.name().into(),
+            limiter: main.map(|launch| launch.model.limiter.name().into()),
             modelled_time_ms: 1e3 * evidence.seconds(),
             measured_time_ms: None,
             launches: evidence.launches.iter().map(LaunchRecord::of).collect(),
@@ -261,7 +272,7 @@ impl Record {
                 .map(|(place, counters)| LineRecord { file: place.file, line: place.line, counters })
                 .collect(),
             findings,
-        })
+        }
     }
 }
 

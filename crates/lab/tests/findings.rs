@@ -140,3 +140,32 @@ fn an_empty_problem_has_no_findings_and_no_nan() {
     evidence.launches.clear();
     assert_eq!(findings(&evidence), []);
 }
+
+#[test]
+fn a_transition_says_what_changed_and_what_is_gone() {
+    let (mut before, mut after) =
+        (evidence(strided(32, 64), 720, 0, 32, "RTX 2070"), evidence(strided(33, 64), 720, 0, 32, "RTX 2070"));
+    (before.stratum, after.stratum) = ("v2".into(), "v2_kt".into());
+    let (old, new) = (findings(&before), findings(&after));
+    let said = lab::transition((&before, &old), (&after, &new)).unwrap().join(" ");
+    assert!(said.contains("bank conflicts vanish: 1,450,800 before"), "{said}");
+    assert!(said.contains("Gone: bank-conflicts"), "{said}");
+    assert!(said.starts_with("Modelled time") && said.contains("faster."), "{said}");
+    let back = lab::transition((&after, &new), (&before, &old)).unwrap().join(" ");
+    assert!(back.contains("slower") && back.contains("New: bank-conflicts"), "{back}");
+    // Against itself, nothing.
+    let same = lab::transition((&before, &old), (&before, &old)).unwrap();
+    assert_eq!(same.len(), 1);
+    assert!(same[0].ends_with("no change."), "{same:?}");
+}
+
+#[test]
+fn different_configurations_are_not_put_in_a_ratio() {
+    let before = evidence(strided(32, 1), 720, 0, 32, "RTX 2070");
+    let refused = |after: Evidence| lab::transition((&before, &[]), (&after, &[])).unwrap_err().to_string();
+    let gpu = refused(evidence(strided(32, 1), 720, 0, 32, "T4"));
+    assert_eq!(gpu, "v2 and v2 are incomparable: the GPU differs (RTX 2070; T4)");
+    let mut other = evidence(strided(32, 1), 720, 0, 32, "RTX 2070");
+    other.problem = "1x1x64x64".parse().unwrap();
+    assert!(refused(other).contains("the problem differs (1x1x64x32; 1x1x64x64)"));
+}
