@@ -355,12 +355,25 @@ fn allocations(worker: &Worker<'_>) -> String {
     }
 }
 
-/// A generic access that lies in the shared or local window; `None` when it is global.
-fn window(addresses: &[u64; WARP], mask: u32) -> Option<(u64, &'static str)> {
-    let first = addresses[mask.trailing_zeros() as usize];
-    [(SHARED_WINDOW, "shared"), (LOCAL_WINDOW, "local")]
-        .into_iter()
-        .find(|(start, _)| (*start..*start + WINDOW_BYTES).contains(&first))
+/// Makes a generic access for the lanes whose addresses are in the shared or local window; the lanes left are at global ones.
+fn windows(
+    worker: &mut Worker<'_>,
+    warp: &mut Warp,
+    memory: &MemoryOp,
+    addresses: &[u64; WARP],
+    mask: u32,
+    store: bool,
+) -> Result<u32, Fail> {
+    let mut rest = mask;
+    for (start, space) in [(SHARED_WINDOW, "shared"), (LOCAL_WINDOW, "local")] {
+        let inside = |lane: &usize| (start..start + WINDOW_BYTES).contains(&addresses[*lane]);
+        let lanes = lanes_of(mask).filter(inside).fold(0, |lanes, lane| lanes | 1 << lane);
+        if lanes != 0 {
+            generic(worker, warp, memory, addresses, lanes, space, store)?;
+            rest &= !lanes;
+        }
+    }
+    Ok(rest)
 }
 
 #[inline(always)]
@@ -376,13 +389,15 @@ pub(crate) fn load_global<const LEVEL: u8>(
     let program = worker.program;
     let memory = &program.memory[op.aux as usize];
     let site = Site { position: memory.position, warp: warp.index };
-    let mut file = File::of(warp);
-    let addresses = addresses64(&file, memory.base, memory.offset);
-    if memory.generic
-        && let Some((_, space)) = window(&addresses, mask)
-    {
-        return generic(worker, warp, memory, &addresses, mask, space, false);
+    let addresses = addresses64(&File::of(warp), memory.base, memory.offset);
+    let mut mask = mask;
+    if memory.generic {
+        mask = windows(worker, warp, memory, &addresses, mask, false)?;
+        if mask == 0 {
+            return Ok(());
+        }
     }
+    let mut file = File::of(warp);
     let Some(placed) = global_shape(worker, memory, op.aux as usize, &addresses, mask, &site)? else {
         let mut values = vec![[0u64; WARP]; memory.elements as usize];
         scattered(
@@ -494,13 +509,15 @@ pub(crate) fn store_global(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, ma
     let program = worker.program;
     let memory = &program.memory[op.aux as usize];
     let site = Site { position: memory.position, warp: warp.index };
-    let file = File::of(warp);
-    let addresses = addresses64(&file, memory.base, memory.offset);
-    if memory.generic
-        && let Some((_, space)) = window(&addresses, mask)
-    {
-        return generic(worker, warp, memory, &addresses, mask, space, true);
+    let addresses = addresses64(&File::of(warp), memory.base, memory.offset);
+    let mut mask = mask;
+    if memory.generic {
+        mask = windows(worker, warp, memory, &addresses, mask, true)?;
+        if mask == 0 {
+            return Ok(());
+        }
     }
+    let file = File::of(warp);
     let job = worker.job;
     let Some(placed) = global_shape(worker, memory, op.aux as usize, &addresses, mask, &site)? else {
         return scattered(

@@ -31,6 +31,31 @@ pub enum RunError {
     Cancelled,
 }
 
+impl RunError {
+    /// A word for the kind of error or fault, as test files and records name it.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Kernel(_) => "kernel",
+            Self::Launch(_) => "launch",
+            Self::Unsupported { .. } => "unsupported",
+            Self::Cancelled => "cancelled",
+            Self::Fault(fault) => match fault.kind {
+                FaultKind::OutOfBounds { .. } => "out_of_bounds",
+                FaultKind::Misaligned { .. } => "misaligned",
+                FaultKind::Uninitialised { .. } => "uninitialised",
+                FaultKind::Race { .. } => "race",
+                FaultKind::Deadlock { .. } => "deadlock",
+                FaultKind::Budget { .. } => "budget",
+                FaultKind::Divergent { .. } => "divergent",
+                FaultKind::BarrierCount { .. } => "barrier_count",
+                FaultKind::BarrierId { .. } => "barrier_id",
+                FaultKind::NotMember { .. } => "not_member",
+                FaultKind::Trap => "trap",
+            },
+        }
+    }
+}
+
 struct Place<'a>(&'a Option<(String, u32)>);
 
 impl fmt::Display for Place<'_> {

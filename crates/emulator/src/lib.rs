@@ -16,6 +16,7 @@ mod avx512;
 pub mod banks;
 mod cta;
 mod fault;
+pub mod filetest;
 mod interpret;
 mod lanes;
 mod memory;

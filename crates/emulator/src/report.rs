@@ -260,6 +260,27 @@ impl Counters {
         }
     }
 
+    /// Each counter with its name.
+    pub const fn named(&self) -> [(&'static str, u64); 15] {
+        [
+            ("warp_instructions", self.warp_instructions),
+            ("thread_instructions", self.thread_instructions),
+            ("global_load_requests", self.global_load_requests),
+            ("global_load_sectors", self.global_load_sectors),
+            ("global_store_requests", self.global_store_requests),
+            ("global_store_sectors", self.global_store_sectors),
+            ("shared_load_instructions", self.shared_load_instructions),
+            ("shared_load_wavefronts", self.shared_load_wavefronts),
+            ("shared_load_wavefronts_ideal", self.shared_load_wavefronts_ideal),
+            ("shared_load_bank_conflicts", self.shared_load_bank_conflicts),
+            ("shared_store_instructions", self.shared_store_instructions),
+            ("shared_store_wavefronts", self.shared_store_wavefronts),
+            ("shared_store_wavefronts_ideal", self.shared_store_wavefronts_ideal),
+            ("shared_store_bank_conflicts", self.shared_store_bank_conflicts),
+            ("cp_async_instructions", self.cp_async_instructions),
+        ]
+    }
+
     /// Each counter times `numerator / denominator`, rounded down.
     pub fn scaled(self, numerator: u64, denominator: u64) -> Self {
         let scale = |n: u64| (u128::from(n) * u128::from(numerator) / u128::from(denominator.max(1))) as u64;

@@ -6,9 +6,11 @@ pub mod evidence;
 pub mod execute;
 pub mod figures;
 pub mod findings;
+pub mod ptxas;
 pub mod record;
 pub mod registers;
 pub mod sample;
+pub mod sass;
 pub mod source;
 pub mod tensor_file;
 

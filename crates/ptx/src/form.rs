@@ -6,7 +6,7 @@
 //! # How a row reads
 //!
 //! Modifiers, separated by spaces, in the manual's order: `rn|rz` is a choice, a trailing `?` makes it optional,
-//! `$name` is a class from [`class`]. Operands, separated by spaces:
+//! `$name` is a class from `class`. Operands, separated by spaces:
 //!
 //! | token | meaning |
 //! |---|---|
@@ -434,7 +434,7 @@ forms! {
         "rn|rz relu? bf16 f32" => "d a2" sm 80 ptx 7 . 0;
         "rn|rz relu? f16x2|bf16x2 f32" => "d a2 a2" sm 80 ptx 7 . 0;
         "rna tf32 f32" => "d a2" sm 80 ptx 7 . 0;
-        "f32 bf16" => "d a2" sm 90 ptx 7 . 8;
+        "f32 bf16" => "d a2" sm 80 ptx 7 . 1;
     }
     Cvta "cvta" {
         "to? global|shared|local|const u64" => "d am";

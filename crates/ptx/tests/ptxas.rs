@@ -110,3 +110,49 @@ fn every_form_is_accepted() {
     }
     assert!(refused.is_empty(), "{refused}");
 }
+
+/// A form that a version or an architecture before the table's has is one that the table keeps from kernels.
+#[test]
+fn no_form_asks_for_more_than_it_needs() {
+    let Some(ptxas) = ptxas() else { return };
+    let lowest = Target::from(Sm::Sm75).min_ptx_version();
+    let newest = Version { major: 8, minor: 8 };
+    let mut accepted = String::new();
+    for form in Form::all() {
+        let instructions = variants(form);
+        let text = |target, version| module(target, version, instructions.iter().cloned()).to_string();
+        let older =
+            Sm::ALL.into_iter().rfind(|sm| (75..form.min_sm).contains(&u32::from(sm.number()))).map(Target::from);
+        if let Some(older) = older.filter(|older| refuses(&ptxas, &text(*older, newest), *older).is_none()) {
+            accepted += &format!("{} `{}`: {older} has it\n", form.opcode.name(), form.syntax);
+        }
+        let Version { major, minor } = form.min_ptx;
+        let before = if minor == 0 { (major - 1, 8) } else { (major, minor - 1) };
+        let target =
+            Target::from(Sm::ALL.into_iter().find(|sm| u32::from(sm.number()) >= form.min_sm.max(75)).unwrap());
+        if before >= lowest.max(target.min_ptx_version()) {
+            let version = Version { major: before.0, minor: before.1 };
+            if refuses(&ptxas, &text(target, version), target).is_none() {
+                accepted += &format!("{} `{}`: PTX {version} has it on {target}\n", form.opcode.name(), form.syntax);
+            }
+        }
+    }
+    assert!(accepted.is_empty(), "{accepted}");
+}
+
+#[test]
+fn the_file_tests_are_accepted() {
+    let Some(ptxas) = ptxas() else { return };
+    let mut count = 0;
+    for entry in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../emulator/tests/filetests")).unwrap() {
+        let path = entry.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        for kernel in ptx::parse(&text).unwrap() {
+            for module in [&text, &kernel.to_string()] {
+                assert_eq!(refuses(&ptxas, module, kernel.target), None, "{}", path.display());
+            }
+            count += 1;
+        }
+    }
+    assert!(count > 0);
+}
