@@ -19,9 +19,9 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the strata on one problem and explain each: what it suffers from, and what the next one removed.
-    Dig(DigArguments),
+    Dig(Box<DigArguments>),
     /// Compute attention on your tensors with one stratum; writes `o` and `lse`.
-    Run(RunArguments),
+    Run(Box<RunArguments>),
     /// Write what every kernel takes and does, architecture by architecture, as text files (needs ptxas and nvdisasm).
     Facts(FactsArguments),
 }

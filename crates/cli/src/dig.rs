@@ -29,7 +29,7 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
         match digger.dig(stratum, arguments.tiles.of(stratum), watch) {
             Ok(one) => dug.push(one),
             // The others may cover what this one does not.
-            Err(DigError::Execute(ExecuteError::Plan(error))) => refused.push(anyhow!(error)),
+            Err(DigError::Execute(ExecuteError::Plan(error))) => refused.push(error.to_string()),
             Err(DigError::Execute(error)) => {
                 stopped = Some(Failure::of_execution(error));
                 break;
@@ -41,7 +41,8 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
 
     // What was finished is told whatever came after it.
     tell(arguments.json.as_deref(), &dug)?;
-    refused.iter().for_each(|error| eprintln!("note: {error:#}"));
+    refused.dedup();
+    refused.iter().for_each(|error| eprintln!("note: {error}"));
     if let Some(failure) = stopped {
         return Err(failure);
     }
