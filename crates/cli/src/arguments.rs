@@ -22,6 +22,15 @@ pub enum Command {
     Dig(Box<DigArguments>),
     /// Compute attention on your tensors with one stratum; writes `o` and `lse`.
     Run(Box<RunArguments>),
+    /// Write what every kernel takes and does, architecture by architecture, as text files (needs ptxas and nvdisasm).
+    Facts(FactsArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct FactsArguments {
+    /// The folder to write them to.
+    #[arg(long, default_value = "crates/lab/facts")]
+    pub output: PathBuf,
 }
 
 #[derive(Debug, Args)]

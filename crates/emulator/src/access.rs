@@ -1,11 +1,12 @@
 //! Memory instructions.
 
+use crate::banks::BankRule;
 use crate::cta::{Fail, Shared, Worker, word_bits};
 use crate::fault::FaultKind;
 use crate::interpret::File;
 use crate::lanes::{ALL, WARP, each};
 use crate::pattern::{KEPT, Kind, Pattern, lanes_of};
-use crate::program::{Extend, LOCAL_WINDOW, MemoryOp, Op, SHARED_WINDOW, WINDOW_BYTES};
+use crate::program::{Code, Extend, LOCAL_WINDOW, MemoryOp, Op, SHARED_WINDOW, WINDOW_BYTES};
 use crate::race::Read;
 use crate::traffic::Direction;
 use crate::warp::{PendingCopy, Warp};
@@ -86,6 +87,11 @@ fn extended(value: u64, bytes: u32, extend: Extend, wide: bool) -> u64 {
     }
 }
 
+fn bank_rule(worker: &Worker<'_>, store: bool) -> BankRule {
+    let sm = worker.job.options.sm;
+    if store { BankRule::stores(sm) } else { BankRule::loads(sm) }
+}
+
 /// Finds the shape of a shared access and makes the checks that need no data. Returns the shape's index.
 #[inline(always)]
 fn shared_shape(
@@ -96,12 +102,12 @@ fn shared_shape(
     mask: u32,
     site: &Site,
 ) -> Result<usize, Fail> {
-    let kind = Kind::Shared(worker.job.bank_rule);
+    let kind = Kind::Shared(bank_rule(worker, op.code != Code::LoadShared));
     let bytes = memory.lane_bytes();
     let size = worker.shared.len();
     let shapes = &mut worker.shapes[op.aux as usize];
     let found = shapes
-        .find_narrow(addresses, mask, || Pattern::new(kind, &addresses.map(u64::from), mask, bytes, memory.merged));
+        .find_narrow(addresses, mask, || Pattern::new(kind, &addresses.map(u64::from), mask, bytes, &memory.merged));
     let first = i64::from(addresses[mask.trailing_zeros() as usize]);
     let Some(index) = found else { return Err(outside(addresses, mask, bytes, size, site)) };
     let pattern = &mut shapes.patterns[index];
@@ -283,7 +289,7 @@ fn global_shape(
     let bytes = memory.lane_bytes();
     let shapes = &mut worker.shapes[index];
     let Some(shape) =
-        shapes.find(addresses, mask, || Pattern::new(Kind::Global, addresses, mask, bytes, memory.merged))
+        shapes.find(addresses, mask, || Pattern::new(Kind::Global, addresses, mask, bytes, &memory.merged))
     else {
         return Ok(None);
     };
@@ -589,7 +595,7 @@ fn generic(
     let bytes = memory.bytes as usize;
     let narrow = addresses.map(|address| address.wrapping_sub(SHARED_WINDOW));
     let Some(pattern) =
-        Pattern::new(Kind::Shared(worker.job.bank_rule), &narrow, mask, memory.lane_bytes(), memory.merged)
+        Pattern::new(Kind::Shared(bank_rule(worker, store)), &narrow, mask, memory.lane_bytes(), &memory.merged)
     else {
         return Err(site.shared_bounds(addresses[0], memory.lane_bytes(), size, 0));
     };

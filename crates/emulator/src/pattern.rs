@@ -105,7 +105,7 @@ impl Pattern {
     }
 
     /// Analyses a shape; `None` when the lanes are further apart than 32 bits can say. At least one lane is active.
-    pub(crate) fn new(kind: Kind, addresses: &[u64; WARP], active: u32, bytes: u32, merged: Merged) -> Option<Self> {
+    pub(crate) fn new(kind: Kind, addresses: &[u64; WARP], active: u32, bytes: u32, merged: &[Merged]) -> Option<Self> {
         let first = addresses[active.trailing_zeros() as usize];
         let mut deltas = [0i32; WARP];
         for lane in lanes_of(active) {
@@ -155,14 +155,10 @@ impl Pattern {
         };
         if misaligned.is_none() {
             pattern.ptx = count(kind, addresses, active, bytes);
-            pattern.merged = match merged {
-                Merged::Alone => pattern.ptx,
-                Merged::Follower => InstructionCounters::default(),
-                Merged::Leader { delta, bytes } => {
-                    let moved = addresses.map(|address| address.wrapping_add_signed(i64::from(delta)));
-                    count(kind, &moved, active, bytes)
-                }
-            };
+            for access in merged {
+                let moved = addresses.map(|address| address.wrapping_add_signed(i64::from(access.delta)));
+                pattern.merged += count(kind, &moved, active, access.bytes);
+            }
         }
         Some(pattern)
     }

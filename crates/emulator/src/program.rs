@@ -137,15 +137,13 @@ pub(crate) enum Extend {
     Sign,
 }
 
-/// What a merged access is counted as.
+/// An access that is counted, after the merge, for the one that leads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Merged {
-    /// As it stands.
-    Alone,
-    /// As one of `bytes` bytes per lane, `delta` bytes from this one's address.
-    Leader { delta: i32, bytes: u32 },
-    /// By another instruction.
-    Follower,
+pub(crate) struct Merged {
+    /// In bytes, from the leader's address.
+    pub delta: i32,
+    /// Per lane.
+    pub bytes: u32,
 }
 
 /// What a memory instruction does.
@@ -162,7 +160,8 @@ pub(crate) struct MemoryOp {
     pub registers: Vec<Option<(u32, bool)>>,
     pub extend: Extend,
     pub generic: bool,
-    pub merged: Merged,
+    /// What the instruction is counted as after the merge; nothing where others' accesses serve it.
+    pub merged: Vec<Merged>,
     pub atomic: Option<Atomic>,
     /// `cp.async`: the source address, and the register with the bytes to take (the rest is zero).
     pub source: Option<(Option<(u32, bool)>, i64)>,
@@ -266,7 +265,7 @@ struct Decoder {
     /// Parameter memory and where each parameter starts.
     params: Vec<u8>,
     param_offsets: Vec<u64>,
-    merged: HashMap<usize, Merged>,
+    merged: HashMap<usize, Vec<Merged>>,
     position: usize,
 }
 
@@ -396,22 +395,12 @@ fn lay_out(kernel: &Kernel) -> Result<(Vec<u64>, u64, u64, Vec<u8>), RunError> {
     Ok((addresses, shared, local, constant))
 }
 
-fn merged_accesses(kernel: &Kernel) -> HashMap<usize, Merged> {
-    let instructions: Vec<_> = kernel.instructions().collect();
-    let offset = |position: usize| {
-        instructions[position].operands().iter().find_map(|operand| match operand {
-            Operand::Memory(address) => Some(address.offset),
-            _ => None,
-        })
-    };
-    let mut merged = HashMap::new();
+fn merged_accesses(kernel: &Kernel) -> HashMap<usize, Vec<Merged>> {
+    let covered = kernel.instructions().enumerate().filter(|(_, instruction)| merge::covers(instruction));
+    let mut merged: HashMap<_, Vec<_>> = covered.map(|(position, _)| (position, Vec::new())).collect();
     for group in merge::groups(kernel) {
-        for &member in &group.members {
-            merged.insert(member, Merged::Follower);
-        }
-        let lowest = group.members.iter().filter_map(|&member| offset(member)).min();
-        let delta = lowest.zip(offset(group.leader)).map_or(0, |(lowest, own)| lowest - own);
-        merged.insert(group.leader, Merged::Leader { delta: delta as i32, bytes: group.bytes_per_lane });
+        let access = Merged { delta: group.delta, bytes: group.bytes_per_lane };
+        merged.entry(group.leader).or_default().push(access);
     }
     merged
 }
@@ -422,6 +411,11 @@ type Decoded<T> = Result<T, String>;
 type Placed = (u32, Width);
 
 impl Decoder {
+    /// What the instruction at this position is counted as after the merge: itself where the merge says nothing.
+    fn merged(&self, bytes: u32) -> Vec<Merged> {
+        self.merged.get(&self.position).cloned().unwrap_or_else(|| vec![Merged { delta: 0, bytes }])
+    }
+
     /// Tells each multiply-add without a guard how many of its kind follow, itself included.
     fn count_runs(&mut self) {
         let mut run = 0;
@@ -861,7 +855,7 @@ impl Decoder {
             registers,
             extend: if ty.is_signed() { Extend::Sign } else { Extend::Zero },
             generic,
-            merged: self.merged.get(&self.position).copied().unwrap_or(Merged::Alone),
+            merged: self.merged(ty.bytes() * elements.len() as u32),
             atomic,
             source: None,
             take: None,
@@ -937,7 +931,7 @@ impl Decoder {
             registers: Vec::new(),
             extend: Extend::Zero,
             generic: false,
-            merged: self.merged.get(&self.position).copied().unwrap_or(Merged::Alone),
+            merged: self.merged(*bytes as u32),
             atomic: None,
             source: Some(source),
             take,

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ptx::{Kernel, Launch, Special};
 
 use crate::allocate::Width;
-use crate::banks::BankRule;
 use crate::cta::Worker;
 use crate::fault::RunError;
 use crate::interpret::Level;
@@ -25,7 +24,6 @@ pub(crate) struct Job<'a> {
     pub options: &'a Options<'a>,
     pub threads: u32,
     pub shared_bytes: usize,
-    pub bank_rule: BankRule,
     pub level: Level,
 }
 
@@ -97,7 +95,6 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
         options,
         threads: threads as u32,
         shared_bytes: shared_bytes as usize,
-        bank_rule: BankRule::of(options.sm),
         level: Level::detect(),
     };
 

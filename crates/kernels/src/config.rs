@@ -1,6 +1,6 @@
 //! What a kernel is compiled for.
 
-use ptx::{Kernel, Target};
+use ptx::{Kernel, KernelBuilder, Target};
 
 use crate::Dtype;
 use crate::tile::{GROUP, SharedMemory};
@@ -36,6 +36,18 @@ pub struct Config {
 }
 
 impl Config {
+    /// The beginning of a kernel for this configuration.
+    pub(crate) fn builder(&self, name: &str) -> KernelBuilder {
+        let mut k = KernelBuilder::new(name, self.target);
+        k.require_block([self.tiles.threads, 1, 1]);
+        if self.vector == 1 {
+            // A tile that is loaded element by element is on its way in many registers. Left to itself the assembler aims
+            // at more CTAs than that leaves room for, and spills.
+            k.min_ctas_per_sm(1);
+        }
+        k
+    }
+
     /// `head_dim` as a tile in shared memory has it: a multiple of the 4 words that are read at once.
     pub fn padded_head_dim(&self) -> u32 {
         self.head_dim.next_multiple_of(4)

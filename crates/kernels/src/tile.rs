@@ -34,7 +34,6 @@ impl Lanes {
     #[track_caller]
     pub fn new(k: &mut KernelBuilder, block_q: u32, threads: u32) -> Self {
         k.at(Location::caller(), |k| {
-            k.require_block([threads, 1, 1]);
             let rows = block_q / (threads / GROUP);
             let thread = k.tid_x();
             let lane = k.and(thread, GROUP - 1);

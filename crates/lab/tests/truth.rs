@@ -164,7 +164,7 @@ fn h200() {
         let lines = truth.report.by_line(&truth.kernel, Level::Merged);
         let guilty: Vec<_> = lines.iter().filter(|line| line.counters.shared_load_bank_conflicts > 0).collect();
         assert_eq!(guilty.len(), 1, "{name}: {guilty:?}");
-        assert_eq!(guilty[0].line, if spills { 14 } else { 31 }, "{name}: {guilty:?}");
+        assert_eq!(guilty[0].line, if spills { 15 } else { 31 }, "{name}: {guilty:?}");
     }
 }
 
