@@ -112,10 +112,11 @@ fn table(dug: &[Dug]) -> String {
             ),
             main.map_or_else(String::new, |launch| {
                 let limiters =
-                    record.occupancy.as_ref().map_or_else(String::new, |occupancy| occupancy.limiters.join(", "));
+                    record.occupancy.as_ref().map_or_else(String::new, |occupancy| occupancy.limiters.join("+"));
                 format!("{:.1} % {limiters}", launch.occupancy.theoretical_pct)
             }),
             match (record.error, record.correct) {
+                (Some(0.0), true) => "0".into(),
                 (Some(error), true) => format!("{error:.1e}"),
                 (Some(error), false) => format!("{error:.1e} WRONG"),
                 (None, true) => "-".into(),
@@ -162,6 +163,9 @@ fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {
             )
         });
         paragraph(out, "  ", &format!("Launches: {}.", list(launches)));
+    }
+    if evidence.launches.is_empty() {
+        return paragraph(out, "  ", "There is no query: nothing is launched.");
     }
     paragraph(out, "  ", &format!("Pipes: {}.", pipes(dug)));
     if let Some(wrong) = &dug.wrong {

@@ -363,3 +363,13 @@ fn readme_shows_a_real_dig() {
         assert_eq!(there, shown, "UPDATE_README=1 cargo test --release -p cli readme writes it anew");
     }
 }
+
+#[test]
+fn a_problem_without_queries_is_empty_and_fine() {
+    for problem in ["0x4x8x8", "1x1/1x0/8x8"] {
+        let assert = strata(&["dig", "--problem", problem]).success();
+        let output = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
+        assert!(output.contains("nothing is launched") && !output.contains("NaN"), "{output}");
+        strata(&["dig", "--problem", problem, "--json", "-"]).success();
+    }
+}
