@@ -1,6 +1,6 @@
 //! The tables of targets, features and `mma` shapes against what the real `ptxas` accepts and rejects.
 //!
-//! `ptxas` is the one the environment variable `PTXAS` names, or the one on `PATH`. Without one the test says that it was
+//! `ptxas` is the one the environment variable `STRATA_PTXAS` names, or the one on `PATH`. Without one the test says that it was
 //! skipped, and fails in CI.
 
 use std::env;
@@ -21,10 +21,10 @@ struct Ptxas {
 
 impl Ptxas {
     fn find() -> Option<Ptxas> {
-        let program = env::var_os("PTXAS").unwrap_or_else(|| "ptxas".into());
+        let program = env::var_os("STRATA_PTXAS").unwrap_or_else(|| "ptxas".into());
         if Command::new(&program).arg("--version").output().is_err() {
-            assert!(env::var_os("CI").is_none(), "CI needs ptxas: put it on PATH or name it in PTXAS");
-            eprintln!("skipped: no ptxas on PATH, none named by PTXAS");
+            assert!(env::var_os("CI").is_none(), "CI needs ptxas: put it on PATH or name it in STRATA_PTXAS");
+            eprintln!("skipped: no ptxas on PATH, none named by STRATA_PTXAS");
             return None;
         }
         Some(Ptxas { program, folder: tempfile::tempdir().unwrap() })

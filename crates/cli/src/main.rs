@@ -2,6 +2,7 @@
 
 mod arguments;
 mod dig;
+mod facts;
 mod output;
 mod progress;
 mod question;
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Dig(arguments) => dig::dig(&arguments),
         Command::Run(arguments) => run::run(&arguments),
+        Command::Facts(arguments) => facts::facts(&arguments),
     };
     match result {
         Ok(()) | Err(Failure::BrokenPipe) => ExitCode::SUCCESS,

@@ -10,7 +10,7 @@ use crate::arguments::{DigArguments, MaskArguments, TensorArguments};
 /// The problem to dig on and where its inputs come from.
 pub fn of_dig(arguments: &DigArguments) -> anyhow::Result<(Problem, Source)> {
     if let Some(inputs) = tensors(&arguments.tensors)? {
-        return Ok((of_tensors(&inputs, &arguments.mask)?, Source::Tensors(inputs)));
+        return Ok((of_tensors(&inputs, &arguments.mask)?, Source::Tensors(Box::new(inputs))));
     }
     let mut spec = arguments.problem.clone();
     if let Some(dtype) = arguments.dtype {

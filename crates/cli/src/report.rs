@@ -74,8 +74,8 @@ fn header(dug: &Dug) -> String {
 
 fn table(dug: &[Dug]) -> String {
     let mut table = Table::new();
-    let line = LineStyle::none().fill('─').junction('─');
-    let style = TableStyle::new().top_border(line).header_separator(line).bottom_border(line);
+    let line = LineStyle::none().fill('─');
+    let style = TableStyle::new().header_separator(line);
     table.load_style(style).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH as u16);
     table.set_header([
         "stratum",
@@ -92,7 +92,7 @@ fn table(dug: &[Dug]) -> String {
         let (counters, traffic) = (&record.counters, &record.traffic);
         let per_load = |n: u64| match counters.shared_load_instructions {
             0 => "-".to_string(),
-            loads => format!("{:.2}", n as f64 / loads as f64),
+            loads => format!("{:.1}", n as f64 / loads as f64),
         };
         let conflicts = match counters.shared_load_wavefronts {
             0 => "-".to_string(),
@@ -111,23 +111,29 @@ fn table(dug: &[Dug]) -> String {
                 per_load(counters.shared_load_wavefronts_ideal)
             ),
             main.map_or_else(String::new, |launch| {
-                format!("{:.1} % {}", launch.occupancy.theoretical_pct, list(&launch.occupancy.limiters))
+                let limiters =
+                    record.occupancy.as_ref().map_or_else(String::new, |occupancy| occupancy.limiters.join("+"));
+                format!("{:.1} % {limiters}", launch.occupancy.theoretical_pct)
             }),
             match (record.error, record.correct) {
+                (Some(0.0), true) => "0".into(),
                 (Some(error), true) => format!("{error:.1e}"),
                 (Some(error), false) => format!("{error:.1e} WRONG"),
                 (None, true) => "-".into(),
                 (None, false) => "WRONG".into(),
             },
-            main.map_or_else(String::new, |launch| launch.model.limiter.to_string()),
+            record.limiter.clone().unwrap_or_default(),
         ]);
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 1));
     }
     for column in 1..6 {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    table.to_string()
+    table.to_string().lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
 fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {
@@ -135,6 +141,9 @@ fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {
     let mut about = vec![format!("block_q {}, block_kv {}", record.tiles.block_q, record.tiles.block_kv)];
     if let Some(main) = evidence.main_launch() {
         about.push(format!("{} CTAs of {} threads", lab::figures::count(main.report.ctas_total), main.threads));
+        if main.model.tail > 1.05 {
+            about.push(format!("the busiest SM runs {:.2} times the average", main.model.tail));
+        }
         about.push(format!("{} shared bytes", lab::figures::count(main.shared_bytes.into())));
         about.push(match main.register_source {
             RegisterSource::Ptxas => format!("{} registers", main.registers),
@@ -155,6 +164,9 @@ fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {
         });
         paragraph(out, "  ", &format!("Launches: {}.", list(launches)));
     }
+    if evidence.launches.is_empty() {
+        return paragraph(out, "  ", "There is no query: nothing is launched.");
+    }
     paragraph(out, "  ", &format!("Pipes: {}.", pipes(dug)));
     if let Some(wrong) = &dug.wrong {
         paragraph(out, "  ", &format!("{}: {wrong}", style.warning("WRONG RESULT")));
@@ -167,11 +179,7 @@ fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {
             Severity::Warning => style.warning(&finding.id),
             Severity::Note => style.note(&finding.id),
         };
-        out.push_str(&textwrap::fill(
-            &format!("{mark}: {}", finding.text),
-            textwrap::Options::new(WIDTH).initial_indent("  * ").subsequent_indent("    "),
-        ));
-        out.push('\n');
+        wrapped(out, "  * ", "    ", &format!("{mark}: {}", finding.text));
         if let (Some(file), Some(line)) = (&finding.file, finding.line) {
             let place = Place { file: file.clone(), line };
             let _ = match sources.line(&place) {
@@ -202,8 +210,23 @@ fn clip(text: &str, width: usize) -> String {
 }
 
 fn paragraph(out: &mut String, indent: &str, text: &str) {
-    let options = textwrap::Options::new(WIDTH).initial_indent(indent).subsequent_indent(indent);
-    out.push_str(&textwrap::fill(text, options));
+    wrapped(out, indent, indent, text);
+}
+
+/// Wraps text; a number keeps its unit.
+fn wrapped(out: &mut String, first: &str, others: &str, text: &str) {
+    const NO_BREAK: &str = "\u{a0}";
+    let mut text = text.to_string();
+    for unit in ["%", "ms", "us", "B", "KB", "MB", "GB", "TB", "MiB"] {
+        for end in [" ", ",", ".", ":", ";", ")"] {
+            text = text.replace(&format!(" {unit}{end}"), &format!("{NO_BREAK}{unit}{end}"));
+        }
+    }
+    let options = textwrap::Options::new(WIDTH)
+        .initial_indent(first)
+        .subsequent_indent(others)
+        .word_splitter(textwrap::WordSplitter::NoHyphenation);
+    out.push_str(&textwrap::fill(&text, options).replace(NO_BREAK, " "));
     out.push('\n');
 }
 

@@ -41,7 +41,9 @@ fn bad_usage_says_what_is_allowed() {
         (&["dig", "--strata", "v9"], "v9"),
         (&["dig", "--softmax-scale", "0"], "softmax_scale is 0"),
         (&["dig", "--softmax-scale", "nan"], "softmax_scale is NaN"),
-        (&["dig", "--block-q", "32"], "--block-kv"),
+        (&["dig", "--block-q", "33"], "block_q is 33: it must be a multiple of 8"),
+        (&["dig", "--threads", "100"], "threads is 100: it must be a power of two"),
+        (&["dig", "--problem", "1x1x8x200"], "head_dim is 200: naive covers at most 128"),
         (&["dig", "--input", "nowhere.safetensors"], "nowhere.safetensors"),
         (&["dig", "--q", "q.npy"], "--k"),
         (&["run", "--output", "o.safetensors", "--stratum", "v2"], "no input"),
@@ -250,7 +252,7 @@ fn ctrl_c_ends_with_its_status() {
     let json = directory.path().join("dig.json");
     // Far more than can be run here.
     let mut child = Command::new(assert_cmd::cargo::cargo_bin!("strata"))
-        .args(["dig", "--problem", "1x1x16384x64", "--strata", "v2", "--json"])
+        .args(["dig", "--problem", "1x300x512x64", "--full", "--json"])
         .arg(&json)
         .stdout(Stdio::null())
         .spawn()
@@ -258,9 +260,9 @@ fn ctrl_c_ends_with_its_status() {
     std::thread::sleep(std::time::Duration::from_secs(1));
     Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    // Nothing was finished, or nothing but the reference: an empty document, or none.
+    // What was finished is whole: some strata, or nothing but the reference, and then no document.
     if let Ok(bytes) = std::fs::read(json) {
-        assert_eq!(serde_json::from_slice::<Document>(&bytes).unwrap().records.len(), 0);
+        assert!(serde_json::from_slice::<Document>(&bytes).unwrap().records.len() < 4);
     }
 }
 
@@ -270,4 +272,104 @@ fn output_that_is_not_a_terminal_has_no_colour() {
     let output = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
     assert!(!output.contains('\u{1b}'));
     assert!(output.lines().all(|line| line.chars().count() <= 100), "{output}");
+}
+
+/// The ids of what is found.
+fn found(arguments: &[&str]) -> Vec<String> {
+    let all = [&["dig", "--json", "-"], arguments].concat();
+    let document: Document = serde_json::from_slice(&strata(&all).success().get_output().stdout).unwrap();
+    document.records.iter().flat_map(|record| record.findings.iter().map(|finding| finding.id.clone())).collect()
+}
+
+/// Each finding of the article comes out of its generation and of no later one.
+#[test]
+fn each_generation_removes_what_the_one_before_suffers_from() {
+    let of = |stratum: &str| found(&["--problem", "10x64x1024x64", "--strata", stratum]);
+    let (naive, v1, v2, v2_kt) = (of("naive"), of("v1"), of("v2"), of("v2_kt"));
+    let has = |found: &[String], id: &str| found.iter().any(|one| one == id);
+    assert!(has(&naive, "intermediate-bytes"));
+    assert!(has(&v1, "repeated-bytes") && has(&v1, "repeated-division") && !has(&v1, "intermediate-bytes"));
+    assert!(has(&v1, "occupancy") && has(&v2, "bank-conflicts") && has(&v2_kt, "shared-limited"));
+    for later in [&v2, &v2_kt] {
+        for id in ["intermediate-bytes", "repeated-bytes", "repeated-division"] {
+            assert!(!has(later, id), "{id}");
+        }
+    }
+    assert!(!has(&v2_kt, "bank-conflicts"));
+}
+
+#[test]
+fn another_tile_or_gpu_cures_and_the_finding_goes() {
+    let with = |arguments: &[&str], id: &str| {
+        let all = [&["--problem", "4x20x256x64", "--strata"], arguments].concat();
+        found(&all).iter().any(|one| one == id)
+    };
+    // 28,672 shared bytes a CTA leave two on an SM of 64 KiB; a tile of 16 by 16 takes less than half.
+    assert!(with(&["v2"], "occupancy"));
+    assert!(!with(&["v2", "--block-q", "16", "--block-kv", "16"], "occupancy"));
+    // 80 heads are CTAs enough for 36 SMs, not for 132.
+    assert!(!with(&["v1"], "grid-too-small"));
+    assert!(with(&["v1", "--gpu", "H200"], "grid-too-small"));
+    // What v1 writes again and again stays in an L2 of 60 MB.
+    assert!(with(&["v1"], "repeated-bytes"));
+    assert!(!with(&["v1", "--gpu", "H200"], "repeated-bytes"));
+    // Tensor cores take f16 and not f32.
+    assert!(!with(&["v2", "--gpu", "H200"], "idle-tensor-cores"));
+    assert!(with(&["v2", "--gpu", "H200", "--dtype", "f16"], "idle-tensor-cores"));
+}
+
+/// What a person sees. Line numbers and register estimates move with the kernels and are left out.
+#[test]
+fn the_report_reads_as_it_did() {
+    let mut settings = insta::Settings::clone_current();
+    settings.add_filter(r"\.rs:\d+", ".rs:N");
+    settings.add_filter(r"about \d+ registers", "about N registers");
+    settings.bind(|| {
+        for (name, arguments) in [
+            ("turing_f32", &["dig", "--problem", "4x20x256x64"][..]),
+            (
+                "hopper_f16_causal",
+                &["dig", "--problem", "4x20/4x256x64 f16 causal", "--gpu", "H200", "--strata", "v2,v2_kt"],
+            ),
+        ] {
+            let assert = strata(arguments).success();
+            insta::assert_snapshot!(name, String::from_utf8(assert.get_output().stdout.clone()).unwrap());
+        }
+    });
+}
+
+/// README shows the table, v2 and its successor of the default dig, between the fences after this line.
+const README_DIG: &str = "prints (here without the other generations):\n\n```text\n";
+
+/// README's dig is what `strata dig` prints. `UPDATE_README=1 cargo test --release -p cli readme` writes it.
+#[test]
+fn readme_shows_a_real_dig() {
+    let assert = strata(&["dig"]).success();
+    let output = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
+    let section = |title: &str| {
+        let (_, rest) = output.split_once(&format!("\n\n{title}\n")).unwrap();
+        format!("{title}\n{}", rest.split("\n\n").next().unwrap().trim_end())
+    };
+    let (table, _) = output.split_once("\n\nnaive\n").unwrap();
+    let shown = [table, "[...]", &section("v2"), "[...]", &section("v2 -> v2_kt")].join("\n\n");
+
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+    let readme = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = readme.split_once(README_DIG).unwrap();
+    let (there, after) = rest.split_once("\n```").unwrap();
+    if std::env::var_os("UPDATE_README").is_some() {
+        std::fs::write(path, format!("{before}{README_DIG}{shown}\n```{after}")).unwrap();
+    } else {
+        assert_eq!(there, shown, "UPDATE_README=1 cargo test --release -p cli readme writes it anew");
+    }
+}
+
+#[test]
+fn a_problem_without_queries_is_empty_and_fine() {
+    for problem in ["0x4x8x8", "1x1/1x0/8x8"] {
+        let assert = strata(&["dig", "--problem", problem]).success();
+        let output = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
+        assert!(output.contains("nothing is launched") && !output.contains("NaN"), "{output}");
+        strata(&["dig", "--problem", problem, "--json", "-"]).success();
+    }
 }

@@ -1,6 +1,6 @@
 //! What a kernel is compiled for.
 
-use ptx::{Kernel, Target};
+use ptx::{Kernel, KernelBuilder, Target};
 
 use crate::Dtype;
 use crate::tile::{GROUP, SharedMemory};
@@ -36,6 +36,18 @@ pub struct Config {
 }
 
 impl Config {
+    /// The beginning of a kernel for this configuration.
+    pub(crate) fn builder(&self, name: &str) -> KernelBuilder {
+        let mut k = KernelBuilder::new(name, self.target);
+        k.require_block([self.tiles.threads, 1, 1]);
+        if self.vector == 1 || self.tiles.threads > 128 {
+            // Left to itself the assembler aims at several CTAs and spills: where a tile is loaded element by element, as
+            // many registers are on their way, and of wide tiles shared memory holds one CTA.
+            k.min_ctas_per_sm(1);
+        }
+        k
+    }
+
     /// `head_dim` as a tile in shared memory has it: a multiple of the 4 words that are read at once.
     pub fn padded_head_dim(&self) -> u32 {
         self.head_dim.next_multiple_of(4)

@@ -19,7 +19,7 @@ use crate::tile::{Fragment, GROUP, Lanes, Mask, RowVector, SharedMemory, Stream,
 pub fn scores(config: &Config) -> Result<Program, KernelError> {
     let Config { tiles, causal, vector, .. } = *config;
     let depth = config.padded_head_dim();
-    let mut kernel = KernelBuilder::new("naive_scores", config.target);
+    let mut kernel = config.builder("naive_scores");
     let k = &mut kernel;
 
     let head = Head::of_cta(k);
@@ -57,9 +57,8 @@ pub fn scores(config: &Config) -> Result<Program, KernelError> {
 pub fn softmax(config: &Config) -> Result<Program, KernelError> {
     const WARP: u32 = 2 * GROUP;
     const VECTOR: u32 = 4;
-    let mut kernel = KernelBuilder::new("naive_softmax", config.target);
+    let mut kernel = config.builder("naive_softmax");
     let k = &mut kernel;
-    k.require_block([config.tiles.threads, 1, 1]);
 
     let head = Head::of_cta(k);
     let columns = k.param::<U32>("score_columns");
@@ -129,7 +128,7 @@ fn across_warp(k: &mut KernelBuilder, value: Reg<F32>, join: fn(&mut KernelBuild
 pub fn output(config: &Config) -> Result<Program, KernelError> {
     let Config { tiles, vector, .. } = *config;
     let width = config.padded_head_dim_v();
-    let mut kernel = KernelBuilder::new("naive_output", config.target);
+    let mut kernel = config.builder("naive_output");
     let k = &mut kernel;
 
     let head = Head::of_cta(k);

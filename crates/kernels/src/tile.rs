@@ -34,7 +34,6 @@ impl Lanes {
     #[track_caller]
     pub fn new(k: &mut KernelBuilder, block_q: u32, threads: u32) -> Self {
         k.at(Location::caller(), |k| {
-            k.require_block([threads, 1, 1]);
             let rows = block_q / (threads / GROUP);
             let thread = k.tid_x();
             let lane = k.and(thread, GROUP - 1);
@@ -186,19 +185,23 @@ impl Fragment {
     /// Multiplies each row by its number.
     #[track_caller]
     pub fn scale_rows(&self, k: &mut KernelBuilder, factors: &RowVector) {
-        for (row, &factor) in self.rows().zip(&factors.0) {
-            row.iter().for_each(|&value| k.mul_to(value, value, factor));
-        }
+        k.at(Location::caller(), |k| {
+            for (row, &factor) in self.rows().zip(&factors.0) {
+                row.iter().for_each(|&value| k.mul_to(value, value, factor));
+            }
+        });
     }
 
     /// Divides each row by its number, rounded to nearest; a row whose number is 0 stays as it is.
     #[track_caller]
     pub fn divide_rows(&self, k: &mut KernelBuilder, divisors: &RowVector) {
-        for (row, &divisor) in self.rows().zip(&divisors.0) {
-            let empty = k.setp(Compare::Eq, divisor, 0.0);
-            let divisor = k.selp(1.0, divisor, empty);
-            row.iter().for_each(|&value| k.div_rn_to(value, value, divisor));
-        }
+        k.at(Location::caller(), |k| {
+            for (row, &divisor) in self.rows().zip(&divisors.0) {
+                let empty = k.setp(Compare::Eq, divisor, 0.0);
+                let divisor = k.selp(1.0, divisor, empty);
+                row.iter().for_each(|&value| k.div_rn_to(value, value, divisor));
+            }
+        });
     }
 
     /// The largest of each row, over all its columns.

@@ -10,7 +10,7 @@
 //! `m` lives in `lse` until the last tile a block sees, which writes the logarithm of the sum there instead. `O` lives in
 //! `out` when that is f32, otherwise in an f32 workspace, so that it is rounded once.
 
-use ptx::{Compare, KernelBuilder, KernelError, S32, U32};
+use ptx::{Compare, KernelError, S32, U32};
 
 use crate::Dtype;
 use crate::config::{Config, Program};
@@ -25,7 +25,7 @@ use crate::tile::{Fragment, Lanes, Mask, RowVector, SharedMemory, Stream, dot};
 pub fn v1(config: &Config) -> Result<Program, KernelError> {
     let Config { tiles, causal, vector, .. } = *config;
     let (depth, width) = (config.padded_head_dim(), config.padded_head_dim_v());
-    let mut kernel = KernelBuilder::new("flash_v1", config.target);
+    let mut kernel = config.builder("flash_v1");
     let k = &mut kernel;
 
     // This CTA's head.

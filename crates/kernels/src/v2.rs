@@ -10,7 +10,7 @@
 
 use std::f32::consts::LOG2_E;
 
-use ptx::{KernelBuilder, KernelError, S32, U32};
+use ptx::{KernelError, S32, U32};
 
 use crate::config::{Config, Program};
 use crate::head::Head;
@@ -24,7 +24,7 @@ use crate::tile::{Fragment, Lanes, Mask, SharedMemory, Stream, dot};
 pub fn v2(config: &Config) -> Result<Program, KernelError> {
     let Config { tiles, causal, vector, .. } = *config;
     let (depth, width) = (config.padded_head_dim(), config.padded_head_dim_v());
-    let mut kernel = KernelBuilder::new("flash_v2", config.target);
+    let mut kernel = config.builder("flash_v2");
     let k = &mut kernel;
 
     // This CTA's head, and its block of queries.

@@ -24,7 +24,7 @@ use crate::tile::{Fragment, Lanes, Mask, SharedMemory, Stream, dot};
 pub fn v2_kt(config: &Config) -> Result<Program, KernelError> {
     let Config { tiles, causal, vector, .. } = *config;
     let (depth, width) = (config.padded_head_dim(), config.padded_head_dim_v());
-    let mut kernel = KernelBuilder::new("flash_v2_kt", config.target);
+    let mut kernel = config.builder("flash_v2_kt");
     let k = &mut kernel;
 
     // This CTA's head, and its block of queries.
@@ -99,7 +99,7 @@ pub const TRANSPOSED: u32 = 32;
 pub fn transpose_keys(config: &Config) -> Result<Program, KernelError> {
     const THREADS: u32 = 128;
     const PITCH: u32 = TRANSPOSED + 1;
-    let mut kernel = KernelBuilder::new("transpose_keys", config.target);
+    let mut kernel = config.builder("transpose_keys");
     let k = &mut kernel;
     k.require_block([THREADS, 1, 1]);
 

@@ -7,6 +7,9 @@ use crate::evidence::Evidence;
 use crate::figures::{bytes, count, list, percent, time, times};
 use crate::findings::Finding;
 
+/// A name, its value before and after, and how it is written.
+type Measure = (&'static str, u64, u64, fn(u64) -> String);
+
 /// Ratios nearer to 1 than this are not spoken of.
 const SPOKEN: f64 = 1.1;
 
@@ -43,7 +46,13 @@ pub fn transition(
     let (old, new) = (before.counters(Level::Merged), after.counters(Level::Merged));
     let (old_bytes, new_bytes) = (before.traffic(), after.traffic());
     let (old_dram, new_dram) = (before.dram(), after.dram());
-    let measures: [(&str, u64, u64, fn(u64) -> String); 7] = [
+    let measures: [Measure; 8] = [
+        (
+            "distinct bytes",
+            old_bytes.unique_read + old_bytes.unique_written,
+            new_bytes.unique_read + new_bytes.unique_written,
+            bytes,
+        ),
         ("DRAM reads (modelled)", old_dram.read, new_dram.read, bytes),
         ("DRAM writes (modelled)", old_dram.written, new_dram.written, bytes),
         ("requested reads", old_bytes.requested_read, new_bytes.requested_read, bytes),

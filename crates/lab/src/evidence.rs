@@ -170,7 +170,7 @@ impl Evidence {
 
     /// Modelled seconds of all launches, one after the other.
     pub fn seconds(&self) -> f64 {
-        self.launches.iter().map(|launch| launch.model.seconds).sum()
+        self.launches.iter().fold(0.0, |sum, launch| sum + launch.model.seconds)
     }
 
     /// What a pipe needs in all launches; `None` where the GPU's rate is not known.

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arch::Sm;
 use emulator::{Memory, MemoryError, Options, Report, RunError};
-use kernels::{Buffers, InputError, Inputs, Layout, Outputs, PlanError, Problem, Stratum, Tensor, TensorError, Tiles};
+use kernels::{
+    Buffers, InputError, Inputs, Layout, Outputs, Plan, PlanError, Problem, Stratum, Tensor, TensorError, Tiles,
+};
 use ptx::Kernel;
 use thiserror::Error;
 
@@ -87,6 +89,20 @@ pub fn execute(
     watch: Watch<'_>,
 ) -> Result<Execution, ExecuteError> {
     let plan = kernels::plan(stratum, problem, sm.into(), &Layout::of(problem, inputs)?, Some(tiles))?;
+    execute_plan(&plan, problem, inputs, watch)
+}
+
+/// Computes attention as a plan says, on an emulated GPU of the architecture it was made for.
+///
+/// # Errors
+/// When the inputs do not fit the problem, a kernel faults, or the run is cancelled.
+pub fn execute_plan(
+    plan: &Plan,
+    problem: &Problem,
+    inputs: &Inputs,
+    watch: Watch<'_>,
+) -> Result<Execution, ExecuteError> {
+    let (stratum, sm) = (plan.stratum, plan.config.target.sm());
     let mut memory = Memory::new();
     let mut upload = |tensor: &Tensor| -> Result<u64, MemoryError> {
         let first = tensor.offset() * tensor.dtype().bytes();

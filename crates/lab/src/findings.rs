@@ -73,8 +73,7 @@ pub fn findings(evidence: &Evidence) -> Vec<Finding> {
         found.extend(occupancy(evidence, launch));
         found.extend(grid(evidence, launch));
     }
-    found.extend(dram_reads(evidence));
-    found.extend(dram_writes(evidence));
+    found.extend(dram_bytes(evidence));
     found.extend(requested(evidence));
     found.extend(sectors(evidence));
     found.extend(bank_conflicts(evidence, "load"));
@@ -101,12 +100,19 @@ fn subject(evidence: &Evidence, launch: &LaunchEvidence) -> String {
     if evidence.launches.len() > 1 { format!("`{}`: ", launch.kernel.name) } else { String::new() }
 }
 
-/// The lines that cause at least [`threshold::LINE`] of `total`, as `98.2 % at v2.rs:88`.
+/// The lines that cause at least [`threshold::LINE`] of it, no more than [`NAMED_LINES`], as `98.2 % at v2.rs:88`.
 fn share_of_lines(lines: &[(Place, u64)]) -> String {
     let total: u64 = lines.iter().map(|(_, weight)| weight).sum();
     let named = lines.iter().filter(|&&(ref place, weight)| place.line > 0 && ratio(weight, total) >= threshold::LINE);
-    list(named.map(|(place, weight)| format!("{} at {place}", percent(ratio(*weight, total)))))
+    let named = named.take(NAMED_LINES).map(|(place, weight)| format!("{} at {place}", percent(ratio(*weight, total))));
+    match list(named) {
+        none if none.is_empty() => "no line causes much of it".into(),
+        lines => lines,
+    }
 }
+
+/// A finding names no more lines than this.
+const NAMED_LINES: usize = 3;
 
 fn occupancy(evidence: &Evidence, launch: &LaunchEvidence) -> Option<Finding> {
     let occupancy = &launch.occupancy;
@@ -163,7 +169,7 @@ fn occupancy(evidence: &Evidence, launch: &LaunchEvidence) -> Option<Finding> {
         )
     };
     let text = format!(
-        "{}occupancy is {:.1} % (threshold {:.0} %): {} CTA{} of {warps} warps on an SM, limited by {}. With so few warps the latency \
+        "{}{:.1} % (threshold {:.0} %): {} CTA{} of {warps} warps on an SM, limited by {}. With so few warps the latency \
          of loads is hard to hide, which the modelled time takes for granted.{cure}",
         subject(evidence, launch),
         occupancy.theoretical_pct,
@@ -194,86 +200,70 @@ fn grid(evidence: &Evidence, launch: &LaunchEvidence) -> Option<Finding> {
     Some(Finding::new("grid-too-small", Severity::Warning, None, text))
 }
 
-fn dram_reads(evidence: &Evidence) -> Option<Finding> {
-    let traffic = evidence.traffic();
-    let compulsory = u64::try_from(evidence.problem.compulsory_bytes().read).unwrap_or(u64::MAX);
-    let lines = evidence.lines_by(|instruction, counted| match Access::of(instruction) {
-        Some(Access::GlobalLoad | Access::Copy) => counted.sectors,
-        _ => 0,
-    });
-    let bytes = Bytes {
-        id: "dram-reads",
-        what: "reads",
-        compulsory,
-        dram: evidence.dram().read,
-        unique: traffic.unique_read,
-        requested: traffic.requested_read,
-    };
-    dram(evidence, bytes, &lines)
-}
-
-fn dram_writes(evidence: &Evidence) -> Option<Finding> {
-    let traffic = evidence.traffic();
-    let compulsory = u64::try_from(evidence.problem.compulsory_bytes().write).unwrap_or(u64::MAX);
-    let lines = evidence.lines_by(|instruction, counted| match Access::of(instruction) {
-        Some(Access::GlobalStore) => counted.sectors,
-        _ => 0,
-    });
-    let bytes = Bytes {
-        id: "dram-writes",
-        what: "writes",
-        compulsory,
-        dram: evidence.dram().written,
-        unique: traffic.unique_written,
-        requested: traffic.requested_written,
-    };
-    dram(evidence, bytes, &lines)
-}
-
-struct Bytes {
-    id: &'static str,
-    what: &'static str,
-    compulsory: u64,
-    dram: u64,
-    unique: u64,
-    requested: u64,
-}
-
-fn dram(evidence: &Evidence, figures: Bytes, lines: &[(Place, u64)]) -> Option<Finding> {
-    let Bytes { id, what, compulsory, dram, unique, requested } = figures;
-    if ratio(dram, compulsory) <= threshold::BYTES {
-        return None;
+/// DRAM bytes over the compulsory ones, by cause: results that go through memory, and bytes that go by again.
+fn dram_bytes(evidence: &Evidence) -> Vec<Finding> {
+    let (traffic, dram) = (evidence.traffic(), evidence.dram());
+    let needed = evidence.problem.compulsory_bytes();
+    let narrow = |bytes: u128| u64::try_from(bytes).unwrap_or(u64::MAX);
+    let compulsory = narrow(needed.read + needed.write);
+    let (moved, unique) = (dram.read + dram.written, traffic.unique_read + traffic.unique_written);
+    if ratio(moved, compulsory) <= threshold::BYTES {
+        return Vec::new();
     }
-    let mut why = Vec::new();
-    if ratio(unique, compulsory) > threshold::BYTES {
-        why.push(format!("{} of it are distinct bytes: intermediate results that go through memory.", bytes(unique)));
-    }
-    if ratio(dram, unique) > threshold::BYTES {
-        why.push(format!(
-            "The same bytes go by {} times: what the resident CTAs touch does not stay in {} of L2.",
-            times(ratio(dram, unique)).trim_end_matches('x'),
-            binary_bytes(evidence.gpu.l2_bytes)
-        ));
-    }
-    let remedy = match evidence.stratum.as_str() {
-        "naive" => " v1 keeps scores and probabilities of a tile on the chip.",
-        "v1" => " v2 keeps output, maximum and sum of a block of queries in registers.",
-        _ => "",
-    };
-    let seconds = dram as f64 / evidence.gpu.memory_bandwidth as f64;
-    let text = format!(
-        "DRAM {what} are modelled at {}, {} the compulsory {} (threshold {}; requested {}), {}. They take {}, {} of the modelled time. {}{remedy}",
-        bytes(dram),
-        times(ratio(dram, compulsory)),
+    let lines = evidence.lines_by(global_sectors);
+    let seconds = moved as f64 / evidence.gpu.memory_bandwidth as f64;
+    let measured = format!(
+        "DRAM traffic is modelled at {}, {} the compulsory {} (threshold {}): {} read where {} must be, {} written where {} must be. \
+         {}. It takes {}, {} of the modelled time.",
+        bytes(moved),
+        times(ratio(moved, compulsory)),
         bytes(compulsory),
         times(threshold::BYTES),
-        bytes(requested),
-        share_of_lines(lines),
+        bytes(dram.read),
+        bytes(narrow(needed.read)),
+        bytes(dram.written),
+        bytes(narrow(needed.write)),
+        share_of_lines(&lines),
         time(seconds),
         percent(seconds / evidence.seconds()),
-        why.join(" "),
     );
-    Some(Finding::new(id, Severity::Warning, lines.first().map(|(place, _)| place), text))
+    let intermediate = format!(
+        "{} of it are distinct bytes, {} the compulsory ones: intermediate results go through memory.{}",
+        bytes(unique),
+        times(ratio(unique, compulsory)),
+        match evidence.stratum.as_str() {
+            "naive" => " v1 keeps scores and probabilities of a tile on the chip.",
+            _ => "",
+        }
+    );
+    let repeated = format!(
+        "Only {} of it are distinct bytes: they go by {} times, as what the resident CTAs touch does not stay in {} of L2.{}",
+        bytes(unique),
+        times(ratio(moved, unique)).trim_end_matches('x'),
+        binary_bytes(evidence.gpu.l2_bytes),
+        match evidence.stratum.as_str() {
+            "v1" => " v2 keeps output, maximum and sum of a block of queries in registers.",
+            _ => "",
+        }
+    );
+    // The product of the two ratios is over the threshold; each that is over it alone is a cause, else the larger.
+    let causes = [
+        ("intermediate-bytes", ratio(unique, compulsory), intermediate),
+        ("repeated-bytes", ratio(moved, unique), repeated),
+    ];
+    let largest = causes.iter().map(|cause| cause.1).fold(0.0, f64::max);
+    let begins = threshold::BYTES.min(largest);
+    let place = lines.first().map(|(place, _)| place);
+    let finding =
+        |(id, _, why): &(&str, f64, String)| Finding::new(id, Severity::Warning, place, format!("{measured} {why}"));
+    causes.iter().filter(|cause| cause.1 >= begins).map(finding).collect()
+}
+
+fn global_sectors(instruction: &ptx::Instruction, counted: &emulator::InstructionCounters) -> u64 {
+    match Access::of(instruction) {
+        Some(Access::GlobalLoad | Access::Copy | Access::GlobalStore) => counted.sectors,
+        _ => 0,
+    }
 }
 
 fn requested(evidence: &Evidence) -> Option<Finding> {
@@ -285,10 +275,7 @@ fn requested(evidence: &Evidence) -> Option<Finding> {
     if ratio(requested, compulsory) <= threshold::BYTES || ratio(moved, compulsory) > threshold::BYTES {
         return None;
     }
-    let lines = evidence.lines_by(|instruction, counted| match Access::of(instruction) {
-        Some(Access::GlobalLoad | Access::Copy | Access::GlobalStore) => counted.sectors,
-        _ => 0,
-    });
+    let lines = evidence.lines_by(global_sectors);
     let text = format!(
         "{} are requested, {} the compulsory {} (threshold {}), {}. L2 serves all but {}. Every block of queries reads all keys and \
          values that it sees: taller blocks read them less often.",
@@ -477,11 +464,11 @@ fn limiter(evidence: &Evidence) -> Option<Finding> {
                 Some(_) => "Tensor products read each word for more multiply-adds (v2_tc).",
                 None => "Larger register tiles use each word loaded for more multiply-adds.",
             };
-            let text = format!(
-                "{compared}; without bank conflicts {}. Its wavefronts: {}. {remedy}",
-                time(unconflicted),
-                share_of_lines(&lines)
-            );
+            let without = match conflicts {
+                0 => String::new(),
+                _ => format!("; without bank conflicts {}", time(unconflicted)),
+            };
+            let text = format!("{compared}{without}. Its wavefronts: {}. {remedy}", share_of_lines(&lines));
             Some(Finding::new("shared-limited", Severity::Warning, lines.first().map(|(place, _)| place), text))
         }
         Pipe::Special => {

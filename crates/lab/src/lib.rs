@@ -4,6 +4,7 @@ pub mod compare;
 pub mod dig;
 pub mod evidence;
 pub mod execute;
+pub mod facts;
 pub mod figures;
 pub mod findings;
 pub mod ptxas;

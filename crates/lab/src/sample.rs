@@ -11,7 +11,7 @@ pub enum Source {
     /// Standard normal, drawn from this seed.
     Seed(u64),
     /// The user's.
-    Tensors(Inputs),
+    Tensors(Box<Inputs>),
 }
 
 /// What is run in place of a problem.
@@ -50,7 +50,7 @@ impl Sample {
         let heads = (problem.batch * problem.heads_q) as u64;
         let inputs = match source {
             Source::Seed(seed) => Inputs::randn(problem, *seed)?,
-            Source::Tensors(inputs) => inputs.clone(),
+            Source::Tensors(inputs) => Inputs::clone(inputs),
         };
         let sampling = Sampling { heads, of: heads, exact: true };
         Ok(Self { problem: problem.clone(), inputs, groups, groups_of_all: groups, sampling })
@@ -90,7 +90,7 @@ impl Sample {
                 v: stack(&inputs.v, &picked, 1)?,
             },
         };
-        let on_borders = |dim: usize| dim * problem.dtype.bytes() % 32 == 0;
+        let on_borders = |dim: usize| (dim * problem.dtype.bytes()).is_multiple_of(32);
         let sampling = Sampling {
             heads: (groups * group) as u64,
             of: (problem.batch * problem.heads_q) as u64,
@@ -117,7 +117,7 @@ mod tests {
     fn a_sample_keeps_each_query_head_with_its_keys() {
         let problem: Problem = "3x6/2x5/7x8 causal".parse().unwrap();
         let inputs = Inputs::randn(&problem, 4).unwrap();
-        let sample = Sample::heads(&problem, &Source::Tensors(inputs.clone()), 2).unwrap();
+        let sample = Sample::heads(&problem, &Source::Tensors(Box::new(inputs.clone())), 2).unwrap();
         assert_eq!(sample.problem.to_string(), "2x3/1x5/7x8 causal");
         assert_eq!(sample.sampling, Sampling { heads: 6, of: 18, exact: true });
         let whole = kernels::reference::reference_heads(&problem, &inputs, &[(0, 0), (1, 4)]).unwrap();

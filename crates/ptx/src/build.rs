@@ -1029,8 +1029,8 @@ operations! {
     rcp rcp_to<>(a: F32) -> F32 = Rcp [&[Modifier::Rn, ty::<F32>()]];
     /// `1 / a` within 1 unit in the last place.
     rcp_approx rcp_approx_to<>(a: F32) -> F32 = Rcp [&[Modifier::Approx, ty::<F32>()]];
-    /// `2^a` within 2 units in the last place.
-    ex2 ex2_to<>(a: F32) -> F32 = Ex2 [&[Modifier::Approx, ty::<F32>()]];
+    /// `2^a` within 2 units in the last place; subnormal inputs and results are 0.
+    ex2 ex2_to<>(a: F32) -> F32 = Ex2 [&[Modifier::Approx, Modifier::Ftz, ty::<F32>()]];
     /// The logarithm to base 2, approximately.
     lg2 lg2_to<>(a: F32) -> F32 = Lg2 [&[Modifier::Approx, ty::<F32>()]];
     /// Bits of both.

@@ -1,6 +1,6 @@
 //! The table of forms against the real `ptxas`.
 //!
-//! `ptxas` is the one the environment variable `PTXAS` names, or the one on `PATH`. Without one the test says that it was
+//! `ptxas` is the one the environment variable `STRATA_PTXAS` names, or the one on `PATH`. Without one the test says that it was
 //! skipped, and fails in CI.
 
 mod common;
@@ -30,12 +30,12 @@ impl Draw for Plain {
 }
 
 fn ptxas() -> Option<OsString> {
-    let program = env::var_os("PTXAS").unwrap_or_else(|| "ptxas".into());
+    let program = env::var_os("STRATA_PTXAS").unwrap_or_else(|| "ptxas".into());
     if Command::new(&program).arg("--version").output().is_ok() {
         return Some(program);
     }
-    assert!(env::var_os("CI").is_none(), "CI needs ptxas: put it on PATH or name it in PTXAS");
-    eprintln!("skipped: ptxas not found on PATH, none named by PTXAS");
+    assert!(env::var_os("CI").is_none(), "CI needs ptxas: put it on PATH or name it in STRATA_PTXAS");
+    eprintln!("skipped: ptxas not found on PATH, none named by STRATA_PTXAS");
     None
 }
 

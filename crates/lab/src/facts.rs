@@ -1,0 +1,147 @@
+//! Fact sheets: what every kernel takes and does, as text that is checked in.
+//!
+//! A sheet per architecture and stratum says, for a few fixed small problems, what the real assembler makes of each kernel
+//! (registers, spills, the opcodes of the main loop), what occupancy follows, and what the emulator counts. A change of any of it
+//! is a diff to review: that is how a change of speed shows without a GPU. `strata facts` writes the sheets; a test compares them.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use arch::{BlockResources, Target};
+use emulator::Level;
+use kernels::{Inputs, Layout, Problem, Stratum};
+use rayon::prelude::*;
+use thiserror::Error;
+
+use crate::execute::{self, ExecuteError, Watch};
+use crate::ptxas::{self, ToolError};
+
+/// Architectures with every problem, and those with the first alone: their kernels differ in what the assembler makes of them.
+const TARGETS: [(&str, usize); 7] =
+    [("sm_75", 5), ("sm_80", 5), ("sm_86", 1), ("sm_89", 1), ("sm_90a", 5), ("sm_100a", 1), ("sm_120a", 1)];
+
+/// Head dimensions and types that take different paths through the kernels; lengths that end inside a tile.
+const PROBLEMS: [&str; 5] =
+    ["1x2x100x64 f32", "1x2x100x32 f32", "1x2x100x128 f32", "1x2x100x128 f16 causal", "1x4/2x70/100x33/40 bf16 causal"];
+
+/// The text about a stratum on an architecture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sheet {
+    /// Where it lies below the folder of the sheets, as `sm_75/v2.txt`.
+    pub path: PathBuf,
+    /// What it says.
+    pub text: String,
+}
+
+/// Why a sheet could not be made.
+#[derive(Debug, Error)]
+pub enum FactsError {
+    /// The assembler or the disassembler is missing or refuses a kernel.
+    #[error(transparent)]
+    Tool(#[from] ToolError),
+    /// A stratum does not compute the problem.
+    #[error("{stratum} on {target}, {problem}: {reason}")]
+    Stratum {
+        /// Which.
+        stratum: Stratum,
+        /// The architecture.
+        target: String,
+        /// The problem.
+        problem: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Makes all sheets.
+///
+/// # Errors
+/// When `ptxas` or `nvdisasm` is missing or refuses a kernel, or a stratum does not compute a problem.
+pub fn sheets() -> Result<Vec<Sheet>, FactsError> {
+    let all: Vec<_> = TARGETS
+        .into_iter()
+        .flat_map(|(target, problems)| Stratum::ALL.map(|stratum| (target, problems, stratum)))
+        .collect();
+    all.into_par_iter()
+        .map(|(target, problems, stratum)| {
+            let mut text = format!("{stratum} on {target}. Written by `cargo run --release -- facts`.\n");
+            for problem in &PROBLEMS[..problems] {
+                describe(&mut text, stratum, target, problem)?;
+            }
+            Ok(Sheet { path: PathBuf::from(target).join(format!("{stratum}.txt")), text })
+        })
+        .collect()
+}
+
+fn describe(text: &mut String, stratum: Stratum, target: &str, problem: &str) -> Result<(), FactsError> {
+    let refuse =
+        |reason: String| FactsError::Stratum { stratum, target: target.into(), problem: problem.into(), reason };
+    let target: Target = target.parse().map_err(|error| refuse(format!("{error}")))?;
+    let parsed: Problem = problem.parse().map_err(|error| refuse(format!("{error}")))?;
+    let inputs = Inputs::randn(&parsed, 1).map_err(|error| refuse(error.to_string()))?;
+    let plan = kernels::plan(stratum, &parsed, target, &Layout::contiguous(&parsed), None)
+        .map_err(|error| refuse(error.to_string()))?;
+    let execution = execute::execute_plan(&plan, &parsed, &inputs, Watch::default())
+        .map_err(|error: ExecuteError| refuse(error.to_string()))?;
+    let tiles = plan.config.tiles;
+    let _ = write!(
+        text,
+        "\n{problem}, block_q {}, block_kv {}, {} threads\n",
+        tiles.block_q, tiles.block_kv, tiles.threads
+    );
+    for launch in &execution.launches {
+        let assembled = ptxas::assemble(&launch.kernel)?;
+        let sass = ptxas::disassemble(&launch.kernel, &assembled)?;
+        let takes = assembled.resources;
+        let block = BlockResources {
+            threads: launch.threads,
+            registers: takes.registers,
+            static_shared: takes.static_shared_bytes,
+            dynamic_shared: launch.dynamic_shared,
+            carveout_kib: None,
+        };
+        let occupancy = arch::occupancy(target.sm(), &block).map_err(|error| refuse(error.to_string()))?;
+        let limiters: Vec<_> = occupancy.limiters.iter().map(ToString::to_string).collect();
+        let executions: Vec<u64> = launch.report.ptx.iter().map(|counted| counted.executions).collect();
+        let opcodes: Vec<_> =
+            sass.main_loop(&executions).into_iter().map(|(opcode, count)| format!("{opcode} {count}")).collect();
+        let counted = launch.report.counters(&launch.kernel, Level::Merged);
+        let _ = write!(
+            text,
+            "  {}\n    registers {}, stack {}, spill stores {}, spill loads {}, shared {}\n    occupancy {} %, {} CTAs by {}\n    main loop: {}\n",
+            launch.kernel.name,
+            takes.registers,
+            takes.stack_bytes,
+            takes.spill_store_bytes,
+            takes.spill_load_bytes,
+            takes.static_shared_bytes + launch.dynamic_shared,
+            occupancy.theoretical_pct,
+            occupancy.blocks_per_sm,
+            limiters.join(", "),
+            opcodes.join(", "),
+        );
+        let lines = [
+            format!(
+                "warp instructions {} PTX, {} SASS",
+                counted.warp_instructions,
+                sass.warp_instructions(&executions)
+            ),
+            format!("global loads {}, sectors {}", counted.global_load_requests, counted.global_load_sectors),
+            format!("global stores {}, sectors {}", counted.global_store_requests, counted.global_store_sectors),
+            format!(
+                "shared loads {}, wavefronts {}, ideal {}",
+                counted.shared_load_instructions, counted.shared_load_wavefronts, counted.shared_load_wavefronts_ideal
+            ),
+            format!(
+                "shared stores {}, wavefronts {}, ideal {}",
+                counted.shared_store_instructions,
+                counted.shared_store_wavefronts,
+                counted.shared_store_wavefronts_ideal
+            ),
+        ];
+        lines.iter().for_each(|line| {
+            let _ = writeln!(text, "    {line}");
+        });
+    }
+    Ok(())
+}
