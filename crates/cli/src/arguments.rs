@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use arch::Sm;
 use clap::{Args, Parser, Subcommand};
 use kernels::{Dtype, ProblemSpec, Stratum, Tiles};
 use lab::tensor_file::Layout;
@@ -95,21 +96,21 @@ pub struct MaskArguments {
 
 #[derive(Debug, Args)]
 pub struct TileArguments {
-    /// Queries of a tile; 32 by default.
+    /// Queries of a tile; 32 by default, more where head dimensions are large.
     #[arg(long, value_name = "N")]
     pub block_q: Option<u32>,
     /// Keys of a tile; 32 by default.
     #[arg(long, value_name = "N")]
     pub block_kv: Option<u32>,
-    /// Threads of a CTA; 128 by default.
+    /// Threads of a CTA; 128 by default, 256 where head dimensions are large.
     #[arg(long, value_name = "N")]
     pub threads: Option<u32>,
 }
 
 impl TileArguments {
-    /// The stratum's own tiles, changed as asked.
-    pub fn of(&self, stratum: Stratum) -> Tiles {
-        let own = stratum.default_tiles();
+    /// The stratum's own tiles on an architecture, changed as asked.
+    pub fn of(&self, stratum: Stratum, sm: Sm, head_dim: usize, head_dim_v: usize) -> Tiles {
+        let own = stratum.default_tiles(sm, head_dim, head_dim_v);
         Tiles {
             block_q: self.block_q.unwrap_or(own.block_q),
             block_kv: self.block_kv.unwrap_or(own.block_kv),

@@ -13,6 +13,7 @@ use crate::{CANCEL, Failure, output, question, report};
 pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     let gpu = arch::Gpu::find(&arguments.gpu)?;
     let (problem, source) = question::of_dig(arguments)?;
+    let (head_dim, head_dim_v) = (problem.head_dim, problem.head_dim_v);
     let strata = if arguments.strata.is_empty() { &Stratum::ALL[..] } else { &arguments.strata };
     let quiet = Watch { cancel: Some(&CANCEL), progress: None };
     let digger = match Digger::new(problem, gpu, &source, arguments.full, quiet) {
@@ -26,7 +27,7 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
         progress.begin(&stratum.to_string());
         let show = |done, of| progress.show(done, of);
         let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
-        match digger.dig(stratum, arguments.tiles.of(stratum), watch) {
+        match digger.dig(stratum, arguments.tiles.of(stratum, gpu.sm, head_dim, head_dim_v), watch) {
             Ok(one) => dug.push(one),
             // The others may cover what this one does not.
             Err(DigError::Execute(ExecuteError::Plan(error))) => refused.push(error.to_string()),

@@ -21,8 +21,9 @@ pub fn run(arguments: &RunArguments) -> Result<(), Failure> {
     progress.begin(&arguments.stratum.to_string());
     let show = |done, of| progress.show(done, of);
     let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
-    let result =
-        lab::execute(arguments.stratum, arguments.tiles.of(arguments.stratum), &problem, &inputs, gpu.sm, watch);
+    let stratum = arguments.stratum;
+    let tiles = arguments.tiles.of(stratum, gpu.sm, problem.head_dim, problem.head_dim_v);
+    let result = lab::execute(stratum, tiles, &problem, &inputs, gpu.sm, watch);
     progress.end();
     let outputs = result.map_err(Failure::of_execution)?.outputs;
     files.write(&outputs, arguments.tensors.layout)?;

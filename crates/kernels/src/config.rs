@@ -40,9 +40,9 @@ impl Config {
     pub(crate) fn builder(&self, name: &str) -> KernelBuilder {
         let mut k = KernelBuilder::new(name, self.target);
         k.require_block([self.tiles.threads, 1, 1]);
-        if self.vector == 1 {
-            // A tile that is loaded element by element is on its way in many registers. Left to itself the assembler aims
-            // at more CTAs than that leaves room for, and spills.
+        if self.vector == 1 || self.tiles.threads > 128 {
+            // Left to itself the assembler aims at several CTAs and spills: where a tile is loaded element by element, as
+            // many registers are on their way, and of wide tiles shared memory holds one CTA.
             k.min_ctas_per_sm(1);
         }
         k

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use arch::{Sm, Target};
+use arch::{BlockResources, Sm, Target, occupancy};
 use ptx::{Argument, Kernel, KernelError, Launch};
 
 use crate::config::{Config, Program, Tiles};
@@ -67,11 +67,23 @@ impl Stratum {
         }
     }
 
-    /// The tile sizes it uses unless told otherwise.
+    /// The tile sizes it uses unless told otherwise: the article's 32 queries by 32 keys and 128 threads.
     ///
-    /// The article's 32 queries by 32 keys and 128 threads.
-    pub fn default_tiles(self) -> Tiles {
-        Tiles { block_q: 32, block_kv: 32, threads: 128 }
+    /// Where the shared memory they take leaves a multiprocessor fewer than 8 warps, which is where head dimensions are
+    /// large, 256 threads on 64 or 48 queries share the tiles of keys and values instead.
+    pub fn default_tiles(self, sm: Sm, head_dim: usize, head_dim_v: usize) -> Tiles {
+        const ENOUGH_WARPS: u32 = 8;
+        let square = Tiles { block_q: 32, block_kv: 32, threads: 128 };
+        let wide = [64, 48].map(|block_q| Tiles { block_q, block_kv: 32, threads: 256 });
+        let warps = |tiles: &Tiles| {
+            let Tiles { block_q, block_kv, threads } = *tiles;
+            let (depth, width) = (head_dim.next_multiple_of(4) as u32, head_dim_v.next_multiple_of(16) as u32);
+            let dynamic_shared = 4 * (block_q * depth + block_kv * (depth + width) + block_q * block_kv);
+            let block = BlockResources { threads, registers: 1, dynamic_shared, ..Default::default() };
+            let warps = occupancy(sm, &block).map_or(0, |occupancy| occupancy.warps_per_sm);
+            warps.min(ENOUGH_WARPS)
+        };
+        wide.into_iter().fold(square, |best, tiles| if warps(&tiles) > warps(&best) { tiles } else { best })
     }
 }
 
@@ -369,6 +381,9 @@ impl Tiles {
     fn check(&self, config: &Config) -> Result<(), PlanError> {
         let Tiles { block_q, block_kv, threads } = *self;
         let refuse = |argument, value, allowed: String| Err(PlanError::Tile { argument, value, allowed });
+        if block_kv == 0 || !block_kv.is_multiple_of(GROUP) || block_kv > MAX_BLOCK {
+            return refuse("block_kv", block_kv, format!("a multiple of 16, at most {MAX_BLOCK}"));
+        }
         let columns = config.padded_head_dim().max(config.padded_head_dim_v()).max(block_kv) / config.vector;
         let least_threads = columns.next_power_of_two().max(32);
         if !threads.is_power_of_two() || !(least_threads..=1024).contains(&threads) {
@@ -379,15 +394,12 @@ impl Tiles {
             let most = (groups * GROUP).min(MAX_BLOCK);
             return refuse("block_q", block_q, format!("a multiple of {groups} (threads / 16), at most {most}"));
         }
-        if block_kv == 0 || !block_kv.is_multiple_of(GROUP) || block_kv > MAX_BLOCK {
-            return refuse("block_kv", block_kv, format!("a multiple of 16, at most {MAX_BLOCK}"));
-        }
         let rows = block_q / groups;
         let accumulators = rows * (block_kv + config.padded_head_dim_v()) / GROUP;
         if accumulators > MAX_ACCUMULATORS {
             let allowed = format!(
-                "smaller: with {rows} queries per thread, {block_kv} keys and {} output columns over 16 lanes a thread would \
-                 hold {accumulators} accumulators, and {MAX_ACCUMULATORS} fit its registers",
+                "so small that a thread holds at most {MAX_ACCUMULATORS} accumulators; {rows} queries x ({block_kv} keys + {} \
+                 columns) / 16 lanes are {accumulators}",
                 config.padded_head_dim_v()
             );
             return refuse("block_q", block_q, allowed);
@@ -428,7 +440,7 @@ pub fn plan(
         head_dim_v: problem.head_dim_v as u32,
         causal: problem.mask == Mask::CAUSAL,
         vector: layout.vector(problem),
-        tiles: tiles.unwrap_or_else(|| stratum.default_tiles()),
+        tiles: tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem.head_dim, problem.head_dim_v)),
     };
     config.tiles.check(&config)?;
     let mut planner = Planner { stratum, problem, layout, config, launches: Vec::new(), workspaces: Vec::new() };
@@ -705,5 +717,120 @@ impl Plan {
             (index * blocks..(index + 1) * blocks).collect()
         };
         self.launches.iter().map(|launch| if there { of(launch) } else { Vec::new() }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ProblemSpec;
+
+    fn planned(stratum: Stratum, spec: ProblemSpec, sm: Sm, tiles: Option<Tiles>) -> Result<Plan, PlanError> {
+        let problem = spec.build().unwrap();
+        plan(stratum, &problem, Target::best(sm), &Layout::contiguous(&problem), tiles)
+    }
+
+    fn refused(spec: ProblemSpec, tiles: Option<Tiles>) -> String {
+        planned(Stratum::V2, spec, Sm::Sm75, tiles).unwrap_err().to_string()
+    }
+
+    fn tiles(block_q: u32, block_kv: u32, threads: u32) -> Option<Tiles> {
+        Some(Tiles { block_q, block_kv, threads })
+    }
+
+    #[test]
+    fn refusals_say_what_and_why() {
+        let spec = || ProblemSpec::new(1, 2, 64, 64);
+        let messages = [
+            refused(spec().mask(Mask::window(4, 0)), None),
+            refused(spec().softcap(30.0), None),
+            refused(ProblemSpec::packed(2, 64, vec![0, 4], vec![0, 4]), None),
+            refused(ProblemSpec::new(1, 1, 8, 160), None),
+            refused(spec().seqlen_k(i32::MAX as usize), None),
+            refused(spec(), tiles(64, 128, 128)),
+            refused(spec(), tiles(64, 64, 100)),
+            refused(spec(), tiles(31, 32, 128)),
+            refused(spec(), tiles(32, 24, 128)),
+            refused(spec(), tiles(32, u32::MAX, 128)),
+            refused(spec(), tiles(256, 256, 256)),
+            refused(ProblemSpec::new(1 << 16, 1 << 8, 1 << 12, 1), None),
+            planned(Stratum::V1, spec(), Sm::Sm70, None).unwrap_err().to_string(),
+        ];
+        insta::assert_snapshot!(messages.join("\n"));
+    }
+
+    #[test]
+    fn addresses_are_checked() {
+        let plan = planned(Stratum::V2Kt, ProblemSpec::new(1, 2, 64, 64), Sm::Sm75, None).unwrap();
+        let buffers = |k, workspaces| Buffers { q: 256, k, v: 512, out: 1024, lse: 2048, workspaces };
+        assert_eq!(plan.launches(&buffers(4096, vec![4096])).unwrap().len(), 2);
+        let error = plan.launches(&buffers(4100, vec![4096])).unwrap_err().to_string();
+        assert_eq!(error, "k is at address 0x1004: the plan was made for addresses that are multiples of 16");
+        let error = plan.launches(&buffers(4096, vec![])).unwrap_err().to_string();
+        assert_eq!(error, "0 workspaces are given: the plan has 1");
+    }
+
+    #[test]
+    fn arguments_are_the_kernels_parameters() {
+        for stratum in Stratum::ALL {
+            for dtype in Dtype::ALL {
+                let plan = planned(stratum, ProblemSpec::new(2, 2, 65, 40).dtype(dtype), Sm::Sm80, None).unwrap();
+                let workspaces = vec![1 << 20; plan.workspaces.len()];
+                for launch in plan.launches(&Buffers { workspaces, ..Default::default() }).unwrap() {
+                    let params = &launch.kernel.params;
+                    assert_eq!(launch.arguments.len(), params.len(), "{}", launch.kernel.name);
+                    for (argument, param) in launch.arguments.iter().zip(params) {
+                        assert!(argument.fits(param), "{}: {}", launch.kernel.name, param.name);
+                        assert_eq!(matches!(argument, Argument::Pointer(_)), param.pointee.is_some(), "{}", param.name);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_grid_is_empty() {
+        for stratum in Stratum::ALL {
+            for (batch, seqlen_q, launches) in [(0, 5, false), (1, 0, false), (1, 5, true)] {
+                for seqlen_k in [0, 5] {
+                    let spec = ProblemSpec { seqlen_q, ..ProblemSpec::new(batch, 2, seqlen_k, 8) };
+                    let plan = planned(stratum, spec, Sm::Sm75, None).unwrap();
+                    assert_eq!(!plan.launches.is_empty(), launches, "{stratum} {batch} {seqlen_q} {seqlen_k}");
+                    assert!(plan.launches.iter().all(|launch| launch.grid[0] > 0));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn accesses_are_as_wide_as_everything_is_aligned() {
+        let problem = ProblemSpec::new(2, 3, 16, 40).dtype(Dtype::F16).build().unwrap();
+        let contiguous = Layout::contiguous(&problem);
+        assert_eq!(contiguous.vector(&problem), 4);
+        assert_eq!(Layout { alignment: 4, ..contiguous }.vector(&problem), 2);
+        let odd = Strides { seq: 123, ..contiguous.k };
+        assert_eq!(Layout { k: odd, ..contiguous }.vector(&problem), 1);
+        let broadcast = Strides { head: 0, ..contiguous.k };
+        assert_eq!(Layout { k: broadcast, ..contiguous }.vector(&problem), 4);
+    }
+
+    #[test]
+    fn default_tiles_keep_eight_warps() {
+        let tiles = |sm, dim| {
+            let Tiles { block_q, block_kv, threads } = Stratum::V2.default_tiles(sm, dim, dim);
+            (block_q, block_kv, threads)
+        };
+        assert_eq!([32, 64].map(|dim| tiles(Sm::Sm75, dim)), [(32, 32, 128); 2]);
+        assert_eq!([96, 128].map(|dim| tiles(Sm::Sm75, dim)), [(64, 32, 256), (48, 32, 256)]);
+        assert_eq!([Sm::Sm80, Sm::Sm90].map(|sm| tiles(sm, 128)), [(32, 32, 128); 2]);
+        assert_eq!(tiles(Sm::Sm86, 128), (64, 32, 256));
+    }
+
+    #[test]
+    fn a_head_has_its_ctas() {
+        let spec = ProblemSpec::new(2, 6, 65, 32).heads_kv(2);
+        let plan = planned(Stratum::V2Kt, spec, Sm::Sm75, None).unwrap();
+        assert_eq!(plan.ctas_of(1, 4), [vec![9, 10, 11], vec![30, 31, 32]]);
+        assert_eq!(plan.ctas_of(2, 0), [vec![], Vec::<u64>::new()]);
     }
 }
