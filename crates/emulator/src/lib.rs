@@ -15,6 +15,7 @@ mod allocate;
 mod avx512;
 pub mod banks;
 mod cta;
+mod device;
 mod fault;
 mod interpret;
 mod lanes;
@@ -31,6 +32,7 @@ mod scalar;
 mod traffic;
 mod warp;
 
+pub use device::{Device, DeviceError};
 pub use fault::{Fault, FaultKind, RunError};
 pub use memory::{Memory, MemoryError};
 pub use model::{DramBytes, Model, Pipe, PipeTime, model};

@@ -1,6 +1,7 @@
 //! Measures, compares and explains kernels.
 
 pub mod compare;
+pub mod compute;
 pub mod dig;
 pub mod evidence;
 pub mod execute;
@@ -13,6 +14,7 @@ pub mod source;
 pub mod tensor_file;
 
 pub use compare::{Incomparable, transition};
+pub use compute::{ComputeError, Resident, compute};
 pub use dig::{DigError, Digger, Dug};
 pub use evidence::{Evidence, LaunchEvidence, Place, RegisterSource};
 pub use execute::{ExecuteError, Executed, Execution, Watch, execute};
