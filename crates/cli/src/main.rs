@@ -1,12 +1,16 @@
 //! The program `strata`.
 
 mod arguments;
+mod bench;
+mod device;
 mod dig;
+mod doctor;
 mod output;
 mod progress;
 mod question;
 mod report;
 mod run;
+mod verify;
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,6 +67,9 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Dig(arguments) => dig::dig(&arguments),
         Command::Run(arguments) => run::run(&arguments),
+        Command::Verify(arguments) => verify::verify(&arguments),
+        Command::Bench(arguments) => bench::bench(&arguments),
+        Command::Doctor => doctor::doctor(),
     };
     match result {
         Ok(()) | Err(Failure::BrokenPipe) => ExitCode::SUCCESS,

@@ -353,11 +353,11 @@ impl Drop for Stream {
         for address in owned {
             let _ = self.release(address);
         }
-        if let Ok(_current) = self.context.current() {
-            if self.owned {
-                // SAFETY: the stream was created by `new` and is destroyed once; the driver lets what is in it end first.
-                let _ = unsafe { sys::cuStreamDestroy_v2(self.raw.0) };
-            }
+        if self.owned
+            && let Ok(_current) = self.context.current()
+        {
+            // SAFETY: the stream was created by `new` and is destroyed once; the driver lets what is in it end first.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.raw.0) };
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Measures, compares and explains kernels.
 
+pub mod bench;
 pub mod compare;
 pub mod compute;
 pub mod dig;
@@ -12,7 +13,9 @@ pub mod registers;
 pub mod sample;
 pub mod source;
 pub mod tensor_file;
+pub mod verify;
 
+pub use bench::{BenchError, Measured, MeasuredLaunch, bench};
 pub use compare::{Incomparable, transition};
 pub use compute::{ComputeError, Resident, compute};
 pub use dig::{DigError, Digger, Dug};
@@ -22,3 +25,4 @@ pub use findings::{Finding, Severity, findings};
 pub use record::{Accuracy, Document, Record, Sampling};
 pub use sample::{Sample, SampleError, Source};
 pub use source::Sources;
+pub use verify::{CaseId, Checked, Outcome, verify};
