@@ -96,13 +96,14 @@ pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
         let dtypes = if arguments.dtype.is_empty() { vec![spec.dtype] } else { arguments.dtype.clone() };
         for dtype in dtypes {
             let problem = spec.clone().dtype(dtype).build()?;
+            let inputs = lab::bench::input_sets(&problem, arguments.seed, device.l2_bytes)?;
             for &stratum in strata {
                 if CANCEL.load(Ordering::Relaxed) {
                     return Err(Failure::Interrupted);
                 }
                 let tiles = arguments.tiles.of(stratum);
                 let mut stream = gpu.stream()?;
-                let measured = match lab::bench(&mut stream, stratum, Some(tiles), &problem, arguments.seed, &options) {
+                let measured = match lab::bench(&mut stream, stratum, Some(tiles), &problem, &inputs, &options) {
                     Ok(measured) => measured,
                     // The others may cover what this one does not.
                     Err(BenchError::Plan(error)) => {

@@ -44,9 +44,9 @@ pub enum BenchError {
     /// It does not cover the problem.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The inputs do not fit in host memory.
-    #[error(transparent)]
-    Tensor(#[from] TensorError),
+    /// Nothing to run on.
+    #[error("inputs are no sets: at least one is needed")]
+    NoInputs,
     /// It did not run.
     #[error(transparent)]
     Compute(#[from] ComputeError<cuda::Error>),
@@ -58,8 +58,18 @@ pub enum BenchError {
 /// The most sets of inputs that are used in turn.
 const MOST_SETS: u64 = 16;
 
-/// Times a stratum on contiguous normal inputs. When they fit in the L2 cache, several sets are used in turn, so that each
-/// call finds its own in memory, as it would in a model.
+/// Contiguous normal inputs: one set, or, when they fit in an L2 cache of `l2_bytes`, as many as do not, so that used in turn
+/// each call finds its own in memory, as it would in a model.
+///
+/// # Errors
+/// When host memory does not suffice.
+pub fn input_sets(problem: &Problem, seed: u64, l2_bytes: u64) -> Result<Vec<Inputs>, TensorError> {
+    let bytes = u64::try_from(problem.compulsory_bytes().read).unwrap_or(u64::MAX).max(1);
+    let sets = if bytes > l2_bytes { 1 } else { (2 * l2_bytes).div_ceil(bytes).clamp(2, MOST_SETS) };
+    (0..sets).map(|set| Inputs::randn(problem, seed.wrapping_add(set))).collect()
+}
+
+/// Times a stratum on contiguous inputs, which are used in turn; a graph replays the first.
 ///
 /// # Errors
 /// When the stratum does not cover the problem, memory does not suffice, or the GPU fails.
@@ -68,22 +78,22 @@ pub fn bench(
     stratum: Stratum,
     tiles: Option<Tiles>,
     problem: &Problem,
-    seed: u64,
+    inputs: &[Inputs],
     options: &TimingOptions,
 ) -> Result<Measured, BenchError> {
+    if inputs.is_empty() {
+        return Err(BenchError::NoInputs);
+    }
     let plan = kernels::plan(stratum, problem, stream.sm().into(), &Layout::contiguous(problem), tiles)?;
     let compulsory = problem.compulsory_bytes();
     let workspaces: u64 = plan.workspaces.iter().map(|workspace| workspace.bytes).sum();
     let bytes = u64::try_from(compulsory.read + compulsory.write).unwrap_or(u64::MAX).saturating_add(workspaces);
-    let l2 = stream.context().device().l2_bytes;
-    // A graph replays what it recorded: one set.
-    let sets = if bytes > l2 || options.graph { 1 } else { (2 * l2).div_ceil(bytes.max(1)).clamp(2, MOST_SETS) };
-
+    let inputs = if options.graph { &inputs[..inputs.len().min(1)] } else { inputs };
     let mut residents = Vec::new();
-    let result = (0..sets)
-        .try_for_each(|set| {
-            let inputs = Inputs::randn(problem, seed.wrapping_add(set))?;
-            residents.push(Resident::new(stream, &plan, problem, &inputs)?);
+    let result = inputs
+        .iter()
+        .try_for_each(|inputs| {
+            residents.push(Resident::new(stream, &plan, problem, inputs)?);
             Ok(())
         })
         .and_then(|()| {
