@@ -81,9 +81,9 @@ fn describe(text: &mut String, stratum: Stratum, target: &str, problem: &str) ->
     let inputs = Inputs::randn(&parsed, 1).map_err(|error| refuse(error.to_string()))?;
     let plan = kernels::plan(stratum, &parsed, target, &Layout::contiguous(&parsed), None)
         .map_err(|error| refuse(error.to_string()))?;
-    let execution = execute::execute_plan(&plan, &parsed, &inputs, Watch::default())
-        .map_err(|error: ExecuteError| refuse(error.to_string()))?;
     let tiles = plan.config.tiles;
+    let execution = execute::execute_plan(plan, &parsed, &inputs, Watch::default())
+        .map_err(|error: ExecuteError| refuse(error.to_string()))?;
     let _ = write!(
         text,
         "\n{problem}, block_q {}, block_kv {}, {} threads\n",

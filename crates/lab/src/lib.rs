@@ -1,6 +1,8 @@
 //! Measures, compares and explains kernels.
 
+pub mod bench;
 pub mod compare;
+pub mod compute;
 pub mod dig;
 pub mod evidence;
 pub mod execute;
@@ -14,8 +16,11 @@ pub mod sample;
 pub mod sass;
 pub mod source;
 pub mod tensor_file;
+pub mod verify;
 
+pub use bench::{BenchError, Measured, MeasuredLaunch, bench};
 pub use compare::{Incomparable, transition};
+pub use compute::{ComputeError, Resident, compute};
 pub use dig::{DigError, Digger, Dug};
 pub use evidence::{Evidence, LaunchEvidence, Place, RegisterSource};
 pub use execute::{ExecuteError, Executed, Execution, Watch, execute};
@@ -23,3 +28,4 @@ pub use findings::{Finding, Severity, findings};
 pub use record::{Accuracy, Document, Record, Sampling};
 pub use sample::{Sample, SampleError, Source};
 pub use source::Sources;
+pub use verify::{CaseId, Checked, Outcome, verify};
