@@ -17,9 +17,10 @@ pub mod tensor_file;
 
 pub use compare::{Incomparable, transition};
 pub use dig::{DigError, Digger, Dug};
-pub use evidence::{Evidence, LaunchEvidence, Place, RegisterSource};
+pub use evidence::{Evidence, LaunchEvidence, Place};
 pub use execute::{ExecuteError, Executed, Execution, Watch, execute};
 pub use findings::{Finding, Severity, findings};
 pub use record::{Accuracy, Document, Record, Sampling};
+pub use registers::{RegisterSource, Registers};
 pub use sample::{Sample, SampleError, Source};
 pub use source::Sources;
