@@ -143,11 +143,11 @@ mod tests {
 
     #[test]
     fn neighbours_that_agree_are_packed_in_loads_only() {
-        for distance in [1, 2] {
-            let address = |lane: u32| 16 * (lane & !distance);
-            assert_eq!(passes(16, BankRule::Packed, address), (2, 2), "distance {distance}");
-            assert_eq!(passes(16, BankRule::Phases, address), (4, 4), "distance {distance}");
+        for place in [|lane| lane / 2, |lane| lane / 4 * 2 + lane % 2] {
+            assert_eq!(passes(16, BankRule::Packed, |lane| 16 * place(lane)), (2, 2));
+            assert_eq!(passes(16, BankRule::Phases, |lane| 16 * place(lane)), (4, 4));
         }
+        assert_eq!(passes(16, BankRule::Packed, |lane| 16 * (lane & !1)), (4, 2), "packed lanes can meet in a bank");
         assert_eq!(passes(8, BankRule::Packed, |lane| 8 * (lane / 2)), (1, 1));
         assert_eq!(passes(16, BankRule::Packed, |lane| 16 * (lane % 4)), (4, 4), "lanes 4 apart are not packed");
         assert_eq!(passes(16, BankRule::Packed, |_| 0), (2, 2), "a broadcast");

@@ -178,7 +178,8 @@ impl Piece {
     /// The accesses that load its words: offset, width and the instructions served.
     fn accesses(&self) -> Vec<(u32, u32, Vec<usize>)> {
         let served = |from: u32, bytes: u32| {
-            let mut served: Vec<usize> = self.words.range(from..from + bytes).flat_map(|(_, loads)| loads).copied().collect();
+            let mut served: Vec<usize> =
+                self.words.range(from..from + bytes).flat_map(|(_, loads)| loads).copied().collect();
             served.sort_unstable();
             served.dedup();
             (from, bytes, served)
@@ -315,9 +316,15 @@ fn merge_stores(run: Vec<Stored>, addresses: &Addresses) -> Vec<Stored> {
             let (aligned, residue) = addresses.alignment(store.place, bytes);
             let in_pair = store.place.offset.wrapping_add(residue) % (2 * bytes);
             let fits = (2..WIDEST).contains(&bytes) && aligned >= 2 * bytes;
-            let partner = if in_pair == 0 { store.place.offset.wrapping_add(bytes) } else { store.place.offset.wrapping_sub(bytes) };
+            let partner = if in_pair == 0 {
+                store.place.offset.wrapping_add(bytes)
+            } else {
+                store.place.offset.wrapping_sub(bytes)
+            };
             let other = merged.iter_mut().find(|other| {
-                fits && other.unit == store.unit && other.bytes == bytes && other.place == Place { root: store.place.root, offset: partner }
+                fits && other.unit == store.unit
+                    && other.bytes == bytes
+                    && other.place == Place { root: store.place.root, offset: partner }
             });
             match other {
                 Some(other) => {

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use ptx::{Address, Base, Cfg, Instruction, Kernel, Modifier, Opcode, Operand, Register, Space, Special, Type, Variable};
+use ptx::{
+    Address, Base, Cfg, Instruction, Kernel, Modifier, Opcode, Operand, Register, Space, Special, Type, Variable,
+};
 
 use super::{WIDEST, Words, in_shared};
 
@@ -64,7 +66,8 @@ impl Value {
     }
 
     fn times(&self, factor: u32) -> Self {
-        let terms = self.terms.iter().map(|&(atom, f)| (atom, f.wrapping_mul(factor))).filter(|&(_, f)| f != 0).collect();
+        let terms =
+            self.terms.iter().map(|&(atom, f)| (atom, f.wrapping_mul(factor))).filter(|&(_, f)| f != 0).collect();
         Self { terms, constant: self.constant.wrapping_mul(factor) }
     }
 }
@@ -121,7 +124,10 @@ impl Addresses {
         let known = self.roots[place.root.0].low(WIDEST);
         let own = (bytes, place.offset.wrapping_neg() % bytes.max(1));
         let implied = self.implied.get(&place.root).copied().unwrap_or((1, 0));
-        [known, implied, own].into_iter().reduce(|best, next| if next.0 > best.0 { next } else { best }).unwrap_or((1, 0))
+        [known, implied, own]
+            .into_iter()
+            .reduce(|best, next| if next.0 > best.0 { next } else { best })
+            .unwrap_or((1, 0))
     }
 }
 

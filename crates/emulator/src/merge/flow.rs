@@ -186,11 +186,8 @@ fn entering(order: &[usize], predecessors: &[Vec<usize>], last_change: &[Option<
             }
             let leaving = |&from: &usize| last_change[from].map(Version::After).or(entering[from]);
             let start = (order.first() == Some(&block)).then_some(Version::Entry);
-            let now = predecessors[block]
-                .iter()
-                .filter_map(leaving)
-                .chain(start)
-                .reduce(|a, b| if a == b { a } else { met });
+            let now =
+                predecessors[block].iter().filter_map(leaving).chain(start).reduce(|a, b| if a == b { a } else { met });
             if now != entering[block] {
                 entering[block] = now;
                 changed = true;
