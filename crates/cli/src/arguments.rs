@@ -7,6 +7,9 @@ use clap::{Args, Parser, Subcommand};
 use kernels::{Dtype, ProblemSpec, Stratum, Tiles};
 use lab::tensor_file::Layout;
 
+use crate::bench::BenchArguments;
+use crate::verify::VerifyArguments;
+
 /// FlashAttention, generation by generation: run each kernel on an emulated GPU and see why it is as fast as it is.
 ///
 /// Exit status: 0 fine, 1 the answer is no (a wrong result, a hazard), 2 bad usage or input, 130 interrupted.
@@ -25,6 +28,12 @@ pub enum Command {
     Run(Box<RunArguments>),
     /// Write what every kernel takes and does, architecture by architecture, as text files (needs ptxas and nvdisasm).
     Facts(FactsArguments),
+    /// Run the contract's cases and random small problems: the emulator or a GPU against the f64 reference.
+    Verify(VerifyArguments),
+    /// Time the strata on a GPU.
+    Bench(BenchArguments),
+    /// Say what this machine has, and what each absence costs.
+    Doctor,
 }
 
 #[derive(Debug, Args)]

@@ -1,13 +1,17 @@
 //! The program `strata`.
 
 mod arguments;
+mod bench;
+mod device;
 mod dig;
+mod doctor;
 mod facts;
 mod output;
 mod progress;
 mod question;
 mod report;
 mod run;
+mod verify;
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,6 +69,9 @@ fn main() -> ExitCode {
         Command::Dig(arguments) => dig::dig(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Facts(arguments) => facts::facts(&arguments),
+        Command::Verify(arguments) => verify::verify(&arguments),
+        Command::Bench(arguments) => bench::bench(&arguments),
+        Command::Doctor => doctor::doctor(),
     };
     match result {
         Ok(()) | Err(Failure::BrokenPipe) => ExitCode::SUCCESS,

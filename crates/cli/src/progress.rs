@@ -16,7 +16,7 @@ impl Progress {
 
     pub fn begin(&self, what: &str) {
         self.0.set_message(what.to_owned());
-        self.show(0, 0);
+        self.show(0, 1);
     }
 
     pub fn show(&self, done: u64, of: u64) {

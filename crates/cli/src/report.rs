@@ -145,9 +145,9 @@ fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {
             about.push(format!("the busiest SM runs {:.2} times the average", main.model.tail));
         }
         about.push(format!("{} shared bytes", lab::figures::count(main.shared_bytes.into())));
-        about.push(match main.register_source {
-            RegisterSource::Ptxas => format!("{} registers", main.registers),
-            RegisterSource::Liveness => format!("about {} registers (estimated)", main.registers),
+        about.push(match main.registers.source {
+            RegisterSource::Ptxas => format!("{} registers", main.registers.count),
+            RegisterSource::Liveness => format!("about {} registers (estimated)", main.registers.count),
         });
     }
     paragraph(out, "  ", &format!("{}.", about.join("; ")));

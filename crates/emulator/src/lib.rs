@@ -15,6 +15,7 @@ mod allocate;
 mod avx512;
 pub mod banks;
 mod cta;
+mod device;
 mod fault;
 pub mod filetest;
 mod interpret;
@@ -32,6 +33,7 @@ mod scalar;
 mod traffic;
 mod warp;
 
+pub use device::{Device, DeviceError};
 pub use fault::{Fault, FaultKind, RunError};
 pub use memory::{Memory, MemoryError};
 pub use model::{DramBytes, Model, Pipe, PipeTime, model};

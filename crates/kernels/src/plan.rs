@@ -257,6 +257,13 @@ pub struct LaunchPlan {
     heads: u32,
 }
 
+impl LaunchPlan {
+    /// The number of CTAs.
+    pub fn ctas(&self) -> u64 {
+        self.grid.iter().map(|&n| u64::from(n)).product()
+    }
+}
+
 /// How a call is computed.
 #[derive(Clone, Debug)]
 pub struct Plan {

@@ -3,6 +3,7 @@
 use arch::{Gpu, OccupancyError};
 use kernels::reference::{all_heads, plain_heads, reference_heads};
 use kernels::{HeadOutput, InputError, Problem, Stratum, Tiles, check};
+use rayon::prelude::*;
 use thiserror::Error;
 
 use crate::evidence::{Evidence, LaunchEvidence};
@@ -107,7 +108,7 @@ impl Digger {
         let whole =
             |ctas: u64| (u128::from(ctas) * u128::from(sample.groups_of_all) / u128::from(sample.groups.max(1))) as u64;
         let launches = launches
-            .into_iter()
+            .into_par_iter()
             .map(|mut launch| {
                 launch.report.ctas_total = whole(launch.report.ctas_total);
                 let registers = registers(&launch.kernel, &launch.report);
@@ -120,7 +121,7 @@ impl Digger {
                     self.gpu,
                 )
             })
-            .collect::<Result<_, _>>()
+            .collect::<Result<Vec<_>, _>>()
             .map_err(|source| DigError::Occupancy { stratum, source })?;
         let evidence =
             Evidence { stratum: stratum.to_string(), problem: self.problem.clone(), gpu: self.gpu, launches };

@@ -8,15 +8,7 @@ use kernels::Problem;
 use ptx::{Instruction, Kernel};
 use serde::{Deserialize, Serialize};
 
-/// Where a number of registers comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RegisterSource {
-    /// `ptxas` was asked.
-    Ptxas,
-    /// Estimated from the registers live at once; the assembler may need a few more.
-    Liveness,
-}
+use crate::registers::Registers;
 
 /// One launch of a stratum: the kernel, what it counted, and what follows from that on the GPU.
 #[derive(Clone, Debug)]
@@ -30,9 +22,7 @@ pub struct LaunchEvidence {
     /// Static and dynamic shared bytes of a CTA.
     pub shared_bytes: u32,
     /// Registers of a thread.
-    pub registers: u32,
-    /// Where that number comes from.
-    pub register_source: RegisterSource,
+    pub registers: Registers,
     /// CTAs on a multiprocessor.
     pub occupancy: Occupancy,
     /// Pipe times and DRAM bytes of the whole launch.
@@ -49,15 +39,16 @@ impl LaunchEvidence {
         report: Report,
         threads: u32,
         dynamic_shared: u32,
-        (registers, register_source): (u32, RegisterSource),
+        registers: Registers,
         gpu: &Gpu,
     ) -> Result<Self, OccupancyError> {
         let static_shared = u32::try_from(kernel.static_shared_bytes()).unwrap_or(u32::MAX);
-        let block = BlockResources { threads, registers, static_shared, dynamic_shared, carveout_kib: None };
+        let block =
+            BlockResources { threads, registers: registers.count, static_shared, dynamic_shared, carveout_kib: None };
         let occupancy = arch::occupancy(gpu.sm, &block)?;
         let model = emulator::model(&kernel, &report, gpu, &occupancy);
         let shared_bytes = static_shared.saturating_add(dynamic_shared);
-        Ok(Self { kernel, report, threads, shared_bytes, registers, register_source, occupancy, model })
+        Ok(Self { kernel, report, threads, shared_bytes, registers, occupancy, model })
     }
 
     /// Totals of the whole launch.

@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arch::Sm;
-use emulator::{Memory, MemoryError, Options, Report, RunError};
-use kernels::{
-    Buffers, InputError, Inputs, Layout, Outputs, Plan, PlanError, Problem, Stratum, Tensor, TensorError, Tiles,
-};
+use emulator::{Device, DeviceError, MemoryError, Options, Report, RunError};
+use kernels::plan::LaunchPlan;
+use kernels::{InputError, Inputs, Layout, Outputs, Plan, PlanError, Problem, Stratum, TensorError, Tiles};
 use ptx::Kernel;
 use thiserror::Error;
+
+use crate::compute::{ComputeError, compute};
 
 /// What a caller may see and stop of a long run.
 #[derive(Clone, Copy, Default)]
@@ -89,7 +90,7 @@ pub fn execute(
     watch: Watch<'_>,
 ) -> Result<Execution, ExecuteError> {
     let plan = kernels::plan(stratum, problem, sm.into(), &Layout::of(problem, inputs)?, Some(tiles))?;
-    execute_plan(&plan, problem, inputs, watch)
+    execute_plan(plan, problem, inputs, watch)
 }
 
 /// Computes attention as a plan says, on an emulated GPU of the architecture it was made for.
@@ -97,60 +98,35 @@ pub fn execute(
 /// # Errors
 /// When the inputs do not fit the problem, a kernel faults, or the run is cancelled.
 pub fn execute_plan(
-    plan: &Plan,
+    plan: Plan,
     problem: &Problem,
     inputs: &Inputs,
     watch: Watch<'_>,
 ) -> Result<Execution, ExecuteError> {
     let (stratum, sm) = (plan.stratum, plan.config.target.sm());
-    let mut memory = Memory::new();
-    let mut upload = |tensor: &Tensor| -> Result<u64, MemoryError> {
-        let first = tensor.offset() * tensor.dtype().bytes();
-        Ok(memory.alloc_bytes(tensor.storage())? + first as u64)
+    let total: u64 = plan.launches.iter().map(LaunchPlan::ctas).sum();
+    // Workers finish in any order: the bar only goes forward.
+    let finished = AtomicU64::new(0);
+    let progress = |_: u64| {
+        let finished = finished.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(progress) = watch.progress {
+            progress(finished, total);
+        }
     };
-    // Outputs begin as NaN: what a kernel does not write shows.
-    let before = Outputs::nan(problem)?;
-    let mut buffers = Buffers {
-        q: upload(&inputs.q)?,
-        k: upload(&inputs.k)?,
-        v: upload(&inputs.v)?,
-        out: upload(&before.out)?,
-        lse: upload(&before.lse)?,
-        workspaces: Vec::new(),
-    };
-    for workspace in &plan.workspaces {
-        buffers.workspaces.push(memory.alloc(workspace.bytes)?);
-    }
-
-    let launches = plan.launches(&buffers)?;
-    let total: u64 = launches.iter().map(ptx::Launch::ctas).sum();
-    let mut finished = 0;
-    let mut executed = Vec::new();
-    for launch in &launches {
-        // Workers finish in any order: the bar only goes forward.
-        let most = AtomicU64::new(0);
-        let progress = |done: u64| {
-            if let Some(progress) = watch.progress {
-                progress(finished + most.fetch_max(done, Ordering::Relaxed).max(done), total);
-            }
-        };
-        let options = Options { cancel: watch.cancel, progress: Some(&progress), ..Options::new(sm) };
-        let report = emulator::run(&memory, launch, &options).map_err(|source| match source {
-            RunError::Cancelled => ExecuteError::Cancelled,
-            source => ExecuteError::Fault { stratum, source },
-        })?;
-        finished += launch.ctas();
-        executed.push(Executed {
-            kernel: launch.kernel.clone(),
-            report,
-            threads: launch.threads() as u32,
-            dynamic_shared: launch.dynamic_shared,
-        });
-    }
-    let read = |address: u64, tensor: &Tensor| -> Result<Tensor, ExecuteError> {
-        let bytes = memory.read(address, (tensor.len() * tensor.dtype().bytes()) as u64)?;
-        Ok(Tensor::from_bytes(tensor.dtype(), tensor.shape(), bytes)?)
-    };
-    let outputs = Outputs { out: read(buffers.out, &before.out)?, lse: read(buffers.lse, &before.lse)? };
-    Ok(Execution { outputs, launches: executed })
+    let mut device = Device::new(Options { cancel: watch.cancel, progress: Some(&progress), ..Options::new(sm) });
+    let (outputs, reports) = compute(&mut device, &plan, problem, inputs).map_err(|error| match error {
+        ComputeError::Plan(error) => error.into(),
+        ComputeError::Input(error) => error.into(),
+        ComputeError::Tensor(error) => error.into(),
+        ComputeError::Backend(DeviceError::Memory(error)) => error.into(),
+        ComputeError::Backend(DeviceError::Run(RunError::Cancelled)) => ExecuteError::Cancelled,
+        ComputeError::Backend(DeviceError::Run(source)) => ExecuteError::Fault { stratum, source },
+    })?;
+    let launches = plan.launches.into_iter().zip(reports).map(|(launch, report)| Executed {
+        threads: launch.block.iter().product(),
+        dynamic_shared: launch.dynamic_shared,
+        kernel: launch.kernel,
+        report,
+    });
+    Ok(Execution { outputs, launches: launches.collect() })
 }

@@ -81,9 +81,9 @@ fn describe(text: &mut String, stratum: Stratum, target: &str, problem: &str) ->
     let inputs = Inputs::randn(&parsed, 1).map_err(|error| refuse(error.to_string()))?;
     let plan = kernels::plan(stratum, &parsed, target, &Layout::contiguous(&parsed), None)
         .map_err(|error| refuse(error.to_string()))?;
-    let execution = execute::execute_plan(&plan, &parsed, &inputs, Watch::default())
-        .map_err(|error: ExecuteError| refuse(error.to_string()))?;
     let tiles = plan.config.tiles;
+    let execution = execute::execute_plan(plan, &parsed, &inputs, Watch::default())
+        .map_err(|error: ExecuteError| refuse(error.to_string()))?;
     let _ = write!(
         text,
         "\n{problem}, block_q {}, block_kv {}, {} threads\n",
@@ -103,12 +103,15 @@ fn describe(text: &mut String, stratum: Stratum, target: &str, problem: &str) ->
         let occupancy = arch::occupancy(target.sm(), &block).map_err(|error| refuse(error.to_string()))?;
         let limiters: Vec<_> = occupancy.limiters.iter().map(ToString::to_string).collect();
         let executions: Vec<u64> = launch.report.ptx.iter().map(|counted| counted.executions).collect();
-        let opcodes: Vec<_> =
-            sass.main_loop(&executions).into_iter().map(|(opcode, count)| format!("{opcode} {count}")).collect();
+        let (part, histogram) = match sass.main_loop(&executions) {
+            Some(histogram) => ("main loop", histogram),
+            None => ("whole kernel", sass.whole()),
+        };
+        let opcodes: Vec<_> = histogram.into_iter().map(|(opcode, count)| format!("{opcode} {count}")).collect();
         let counted = launch.report.counters(&launch.kernel, Level::Merged);
         let _ = write!(
             text,
-            "  {}\n    registers {}, stack {}, spill stores {}, spill loads {}, shared {}\n    occupancy {} %, {} CTAs by {}\n    main loop: {}\n",
+            "  {}\n    registers {}, stack {}, spill stores {}, spill loads {}, shared {}\n    occupancy {} %, {} CTAs by {}\n    {part}: {}\n",
             launch.kernel.name,
             takes.registers,
             takes.stack_bytes,

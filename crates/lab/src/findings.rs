@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::evidence::{Evidence, LaunchEvidence, Place, is_shared};
 use crate::figures::{binary_bytes, bytes, count, list, percent, ratio, time, times};
+use crate::registers::RegisterSource;
 
 /// Where a finding begins.
 pub mod threshold {
@@ -72,6 +73,7 @@ pub fn findings(evidence: &Evidence) -> Vec<Finding> {
     for launch in evidence.launches.iter().filter(|launch| launch.model.seconds >= threshold::LAUNCH * total) {
         found.extend(occupancy(evidence, launch));
         found.extend(grid(evidence, launch));
+        found.extend(spills(evidence, launch));
     }
     found.extend(dram_bytes(evidence));
     found.extend(requested(evidence));
@@ -128,10 +130,10 @@ fn occupancy(evidence: &Evidence, launch: &LaunchEvidence) -> Option<Finding> {
         Limiter::Blocks => format!("block slots ({})", limits.max_blocks),
         Limiter::Registers => format!(
             "registers ({} a thread{})",
-            launch.registers,
-            match launch.register_source {
-                crate::RegisterSource::Ptxas => "",
-                crate::RegisterSource::Liveness => ", estimated",
+            launch.registers.count,
+            match launch.registers.source {
+                RegisterSource::Ptxas => "",
+                RegisterSource::Liveness => ", estimated",
             }
         ),
         Limiter::Shared => {
@@ -198,6 +200,20 @@ fn grid(evidence: &Evidence, launch: &LaunchEvidence) -> Option<Finding> {
         percent(1.0 - 1.0 / launch.model.tail),
     );
     Some(Finding::new("grid-too-small", Severity::Warning, None, text))
+}
+
+fn spills(evidence: &Evidence, launch: &LaunchEvidence) -> Option<Finding> {
+    let spilled = launch.registers.spilled_bytes;
+    if spilled == 0 {
+        return None;
+    }
+    let text = format!(
+        "{}ptxas spills {spilled} bytes of stores a thread to local memory (threshold 0), as {} registers do not suffice. These \
+         accesses are in no counter here. Smaller tiles or more threads leave each thread fewer accumulators.",
+        subject(evidence, launch),
+        launch.registers.count,
+    );
+    Some(Finding::new("spills", Severity::Warning, None, text))
 }
 
 /// DRAM bytes over the compulsory ones, by cause: results that go through memory, and bytes that go by again.

@@ -1,6 +1,8 @@
 //! Measures, compares and explains kernels.
 
+pub mod bench;
 pub mod compare;
+pub mod compute;
 pub mod dig;
 pub mod evidence;
 pub mod execute;
@@ -14,12 +16,17 @@ pub mod sample;
 pub mod sass;
 pub mod source;
 pub mod tensor_file;
+pub mod verify;
 
+pub use bench::{BenchError, Measured, MeasuredLaunch, bench};
 pub use compare::{Incomparable, transition};
+pub use compute::{ComputeError, Resident, compute};
 pub use dig::{DigError, Digger, Dug};
-pub use evidence::{Evidence, LaunchEvidence, Place, RegisterSource};
+pub use evidence::{Evidence, LaunchEvidence, Place};
 pub use execute::{ExecuteError, Executed, Execution, Watch, execute};
 pub use findings::{Finding, Severity, findings};
 pub use record::{Accuracy, Document, Record, Sampling};
+pub use registers::{RegisterSource, Registers};
 pub use sample::{Sample, SampleError, Source};
 pub use source::Sources;
+pub use verify::{CaseId, Checked, Outcome, verify};

@@ -4,8 +4,9 @@ use arch::Limiter;
 use emulator::{Counters, Level, Pipe};
 use serde::{Deserialize, Serialize};
 
-use crate::evidence::{Evidence, LaunchEvidence, RegisterSource};
+use crate::evidence::{Evidence, LaunchEvidence};
 use crate::findings::Finding;
+use crate::registers::RegisterSource;
 
 /// The version of the format that this program writes.
 pub const SCHEMA: u32 = 1;
@@ -118,6 +119,8 @@ pub struct OccupancyRecord {
     pub registers: u32,
     /// Where that number comes from.
     pub register_source: RegisterSource,
+    /// Bytes of stores to local memory because registers do not suffice; 0 when they are estimated.
+    pub spilled_bytes: u32,
     /// Shared bytes of a CTA, static and dynamic.
     pub shared_bytes: u32,
     /// The carve-out that the shared limit holds for, KiB.
@@ -313,8 +316,9 @@ impl OccupancyRecord {
             },
             limiters: occupancy.limiters.iter().map(|limiter| name(limiter).into()).collect(),
             threads: launch.threads,
-            registers: launch.registers,
-            register_source: launch.register_source,
+            registers: launch.registers.count,
+            register_source: launch.registers.source,
+            spilled_bytes: launch.registers.spilled_bytes,
             shared_bytes: launch.shared_bytes,
             carveout_kib: occupancy.carveout_kib,
         }

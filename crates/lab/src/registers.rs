@@ -2,17 +2,49 @@
 
 use emulator::Report;
 use ptx::Kernel;
+use serde::{Deserialize, Serialize};
 
-use crate::RegisterSource;
+use crate::ptxas;
+
+/// Where a number of registers comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RegisterSource {
+    /// `ptxas` was asked.
+    Ptxas,
+    /// Estimated from the registers live at once.
+    Liveness,
+}
+
+/// The registers of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registers {
+    /// How many.
+    pub count: u32,
+    /// Where that comes from.
+    pub source: RegisterSource,
+    /// Bytes of stores to local memory because they do not suffice; 0 when estimated.
+    pub spilled_bytes: u32,
+}
 
 /// The assembler gives no kernel of interest fewer.
 const LEAST: u32 = 32;
 
-/// The registers of a thread of `kernel`.
+/// The registers of a thread of `kernel`: what `ptxas` says where it is installed, else an estimate.
 ///
 /// The estimate is what is live at once; the assembler may need some more, or fewer where it computes a value again
 /// rather than keep it.
-pub fn registers(kernel: &Kernel, report: &Report) -> (u32, RegisterSource) {
-    let most = kernel.target.sm().limits().max_registers_per_thread;
-    (report.live_registers.next_multiple_of(8).clamp(LEAST, most), RegisterSource::Liveness)
+pub fn registers(kernel: &Kernel, report: &Report) -> Registers {
+    match ptxas::assemble(kernel) {
+        Ok(assembled) => Registers {
+            count: assembled.resources.registers,
+            source: RegisterSource::Ptxas,
+            spilled_bytes: assembled.resources.spill_store_bytes,
+        },
+        Err(_) => {
+            let most = kernel.target.sm().limits().max_registers_per_thread;
+            let count = report.live_registers.next_multiple_of(8).clamp(LEAST, most);
+            Registers { count, source: RegisterSource::Liveness, spilled_bytes: 0 }
+        }
+    }
 }

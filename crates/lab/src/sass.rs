@@ -127,12 +127,11 @@ impl Sass {
         self.executions(executions).iter().sum()
     }
 
-    /// The opcodes of the main loop: the one whose start runs most often; of several, the longest. The whole kernel if it has none.
-    pub fn main_loop(&self, executions: &[u64]) -> Histogram {
+    /// The opcodes of the main loop: the one whose start runs most often; of several, the longest. `None` without a loop.
+    pub fn main_loop(&self, executions: &[u64]) -> Option<Histogram> {
         let times = self.executions(executions);
-        let hottest = self.loops.iter().max_by_key(|range| (times[range.start], range.len())).cloned();
-        let range = hottest.unwrap_or(0..self.instructions.len());
-        self.histogram(range.filter(|&index| times[index] > 0))
+        let hottest = self.loops.iter().max_by_key(|range| (times[range.start], range.len()))?;
+        Some(self.histogram(hottest.clone().filter(|&index| times[index] > 0)))
     }
 
     /// The opcodes of the whole kernel.
@@ -197,7 +196,7 @@ mod tests {
         let executions = [2, 10, 10, 2];
         assert_eq!(sass.executions(&executions), [2, 10, 10, 10, 2, 0, 0]);
         assert_eq!(sass.warp_instructions(&executions), 34);
-        let main_loop: Vec<_> = sass.main_loop(&executions).into_iter().collect();
+        let main_loop: Vec<_> = sass.main_loop(&executions).unwrap().into_iter().collect();
         assert_eq!(main_loop, [("BRA".into(), 1), ("FFMA".into(), 1), ("LDS.128".into(), 1)]);
         assert_eq!(sass.whole().get("NOP"), None);
     }

@@ -3,14 +3,15 @@
 use arch::Gpu;
 use emulator::{Memory, Options};
 use kernels::Problem;
-use lab::{Evidence, Finding, LaunchEvidence, RegisterSource, findings};
+use lab::{Evidence, Finding, LaunchEvidence, RegisterSource, Registers, findings};
 use ptx::{Argument, Kernel, Launch};
 
-/// `loads` times: each lane loads the float at `tid * stride` of shared memory and multiplies; line 7 loads.
+/// `loads` times: each lane loads the float at `tid * stride` of shared memory and multiplies; line 7 loads. Volatile, as the
+/// assembler would load once.
 fn strided(stride: u32, loads: usize) -> Kernel {
     let body = "
         .loc 1 7 0
-        ld.shared.f32 %f2, [%r3];
+        ld.volatile.shared.f32 %f2, [%r3];
         .loc 1 8 0
         fma.rn.f32 %f1, %f2, %f2, %f1;"
         .repeat(loads);
@@ -57,7 +58,7 @@ fn evidence(kernel: Kernel, ctas: u32, shared: u32, registers: u32, gpu: &str) -
         arguments: vec![Argument::Pointer(out)],
     };
     let report = emulator::run(&memory, &launch, &Options::new(gpu.sm)).unwrap();
-    let registers = (registers, RegisterSource::Ptxas);
+    let registers = Registers { count: registers, source: RegisterSource::Ptxas, spilled_bytes: 0 };
     let launch = LaunchEvidence::of(kernel.clone(), report, 32, shared, registers, gpu).unwrap();
     let problem: Problem = "1x1x64x32".parse().unwrap();
     Evidence { stratum: "v2".into(), problem, gpu, launches: vec![launch] }
@@ -168,4 +169,13 @@ fn different_configurations_are_not_put_in_a_ratio() {
     let mut other = evidence(strided(32, 1), 720, 0, 32, "RTX 2070");
     other.problem = "1x1x64x64".parse().unwrap();
     assert!(refused(other).contains("the problem differs (1x1x64x32; 1x1x64x64)"));
+}
+
+#[test]
+fn spills_are_found() {
+    let mut evidence = evidence(strided(1, 1), 720, 0, 255, "RTX 2070");
+    assert_eq!(found(&findings(&evidence), "spills"), None);
+    evidence.launches[0].registers.spilled_bytes = 52;
+    let all = findings(&evidence);
+    assert!(found(&all, "spills").unwrap().text.starts_with("ptxas spills 52 bytes of stores a thread"));
 }

@@ -7,6 +7,7 @@
 //! Kernels come from the typed [`KernelBuilder`] or, for foreign PTX, from the parser; [`Kernel::validate`] stands between
 //! them and the back ends. `Display` prints a module the driver compiles.
 
+mod backend;
 pub mod build;
 mod cfg;
 pub mod form;
@@ -21,6 +22,7 @@ mod print;
 mod types;
 
 pub use arch::Target;
+pub use backend::Backend;
 pub use build::{
     B16, B32, B64, Bf16, Bf16x2, Compare, Condition, F16, F16x2, F32, F64, Global, KernelBuilder, Local, Pointer, Pred,
     Reg, S16, S32, S64, Scalar, Shared, Src, StateSpace, U16, U32, U64, Word,

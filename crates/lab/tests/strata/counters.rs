@@ -3,10 +3,11 @@
 use arch::Sm;
 use emulator::{Counters, Level};
 use kernels::{Dtype, Inputs, Mask, Problem, ProblemSpec, Stratum};
+use lab::Execution;
 
-use crate::{Ran, run};
+use crate::run;
 
-fn ran(stratum: Stratum, sm: Sm, spec: ProblemSpec) -> (Problem, Ran) {
+fn ran(stratum: Stratum, sm: Sm, spec: ProblemSpec) -> (Problem, Execution) {
     let problem = spec.build().unwrap();
     let inputs = Inputs::randn(&problem, 1).unwrap();
     let ran = run(stratum, sm, &problem, &inputs, None).unwrap();
@@ -14,11 +15,8 @@ fn ran(stratum: Stratum, sm: Sm, spec: ProblemSpec) -> (Problem, Ran) {
 }
 
 /// Counters of all launches.
-fn total(ran: &Ran) -> Vec<Counters> {
-    let of = |(launch, report): (&kernels::plan::LaunchPlan, &emulator::Report)| {
-        report.counters(&launch.kernel, Level::Merged)
-    };
-    ran.plan.launches.iter().zip(&ran.reports).map(of).collect()
+fn total(ran: &Execution) -> Vec<Counters> {
+    ran.launches.iter().map(|launch| launch.report.counters(&launch.kernel, Level::Merged)).collect()
 }
 
 fn conflict_rate(counters: &[Counters]) -> f64 {
@@ -37,7 +35,7 @@ fn v2_reads_the_transposed_keys_from_one_bank() {
             let rate = counters.shared_load_bank_conflicts as f64 / counters.shared_load_wavefronts as f64;
             assert!(rate > 0.6, "{sm}, head_dim {head_dim}: {rate}");
             assert_eq!(counters.shared_store_bank_conflicts, 0);
-            let lines = ran.reports[0].by_line(&ran.plan.launches[0].kernel, Level::Merged);
+            let lines = ran.launches[0].report.by_line(&ran.launches[0].kernel, Level::Merged);
             let conflicting: Vec<_> = lines.iter().filter(|l| l.counters.shared_load_bank_conflicts > 0).collect();
             assert_eq!(conflicting.len(), 1, "{conflicting:?}");
             assert_eq!(source_line(&conflicting[0].file, conflicting[0].line), "dot(k, &scores, &q, &k_transposed);");
@@ -126,11 +124,11 @@ fn one_head_is_a_sample() {
         let [q, k, v, out, lse] = [&inputs.q, &inputs.k, &inputs.v, &nan.out, &nan.lse].map(&mut place);
         let workspaces = plan.workspaces.iter().map(|w| memory.alloc(w.bytes).unwrap()).collect();
         let launches = plan.launches(&Buffers { q, k, v, out, lse, workspaces }).unwrap();
-        for ((launch, ctas), whole) in launches.iter().zip(plan.ctas_of(1, 4)).zip(&whole.reports) {
+        for ((launch, ctas), whole) in launches.iter().zip(plan.ctas_of(1, 4)).zip(&whole.launches) {
             let options = Options { sample: Sample::Ctas(ctas), ..Options::new(Sm::Sm75) };
             let report = emulator::run(&memory, launch, &options).unwrap();
             let scaled = report.scaled(launch.kernel, Level::Ptx);
-            assert_eq!(scaled, whole.counters(launch.kernel, Level::Ptx), "{stratum}");
+            assert_eq!(scaled, whole.report.counters(&whole.kernel, Level::Ptx), "{stratum}");
         }
         let read = |before: &kernels::Tensor, address| {
             let bytes = memory.read(address, before.storage().len() as u64).unwrap();

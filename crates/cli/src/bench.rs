@@ -1,0 +1,168 @@
+//! `strata bench`.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use anyhow::anyhow;
+use clap::Args;
+use cuda::TimingOptions;
+use kernels::{Dtype, ProblemSpec, Stratum};
+use lab::record::{SCHEMA, TileRecord};
+use lab::{BenchError, Measured};
+use serde::Serialize;
+
+use crate::arguments::TileArguments;
+use crate::device::{Device, Gpu};
+use crate::{CANCEL, Failure, output};
+
+/// What is timed.
+#[derive(Debug, Args)]
+pub struct BenchArguments {
+    /// The GPU: cuda, or cuda:N for GPU N.
+    #[arg(long, default_value = "cuda")]
+    pub device: Device,
+    /// BATCHxHEADSxSEQLENxHEAD_DIM and options, such as "2x8/2x512x64 f16 causal"; may be repeated.
+    #[arg(long, value_name = "PROBLEM", default_value = "10x64x1024x64")]
+    pub problem: Vec<ProblemSpec>,
+    /// Which types, separated by commas; those of the problems by default.
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub dtype: Vec<Dtype>,
+    /// Which strata, separated by commas; all by default.
+    #[arg(long, alias = "stratum", value_delimiter = ',', value_name = "LIST")]
+    pub strata: Vec<Stratum>,
+    #[command(flatten)]
+    pub tiles: TileArguments,
+    /// Overwrite the L2 cache before each sample.
+    #[arg(long)]
+    pub flush_l2: bool,
+    /// Record the launches and replay them as a graph: for kernels shorter than a launch.
+    #[arg(long)]
+    pub graph: bool,
+    /// Milliseconds of work that are sampled for each figure, about.
+    #[arg(long, value_name = "MS", default_value_t = 300.0)]
+    pub budget_ms: f64,
+    /// Seed of the inputs.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Write the records to FILE as JSON, after each; `-` writes them to standard output in place of the table.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: u32,
+    records: &'a [Record],
+}
+
+/// One stratum on one problem.
+#[derive(Serialize)]
+struct Record {
+    stratum: String,
+    gpu: String,
+    sm: String,
+    dtype: String,
+    problem: String,
+    source: &'static str,
+    level: &'static str,
+    driver: String,
+    tiles: TileRecord,
+    seed: u64,
+    measured_time_ms: f64,
+    #[serde(flatten)]
+    measured: Measured,
+}
+
+/// Times every stratum on every problem; what was measured is told whatever comes after it.
+pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
+    let Device::Cuda(ordinal) = arguments.device else {
+        return Err(
+            anyhow!("device is emulator: bench takes time on a GPU, cuda or cuda:N; `strata dig` models it").into()
+        );
+    };
+    let mut gpu = Gpu::open(ordinal)?;
+    let device = gpu.context()?.device().clone();
+    let driver = gpu.driver().version().to_string();
+    let options = TimingOptions {
+        flush_l2: arguments.flush_l2,
+        graph: arguments.graph,
+        budget_ms: arguments.budget_ms.max(0.0),
+        ..TimingOptions::default()
+    };
+    let strata = if arguments.strata.is_empty() { &Stratum::ALL[..] } else { &arguments.strata };
+    let table = !arguments.json.as_deref().is_some_and(output::is_stdout);
+    let mut records = Vec::new();
+    for spec in &arguments.problem {
+        let dtypes = if arguments.dtype.is_empty() { vec![spec.dtype] } else { arguments.dtype.clone() };
+        for dtype in dtypes {
+            let problem = spec.clone().dtype(dtype).build()?;
+            let inputs = lab::bench::input_sets(&problem, arguments.seed, device.l2_bytes)?;
+            for &stratum in strata {
+                if CANCEL.load(Ordering::Relaxed) {
+                    return Err(Failure::Interrupted);
+                }
+                let tiles = arguments.tiles.of(stratum, device.sm, problem.head_dim, problem.head_dim_v);
+                let mut stream = gpu.stream()?;
+                let measured = match lab::bench(&mut stream, stratum, Some(tiles), &problem, &inputs, &options) {
+                    Ok(measured) => measured,
+                    // The others may cover what this one does not.
+                    Err(BenchError::Plan(error)) => {
+                        eprintln!("note: {error}");
+                        continue;
+                    }
+                    Err(error) => return Err(Failure::No(error.into())),
+                };
+                let record = Record {
+                    stratum: stratum.to_string(),
+                    gpu: device.name.clone(),
+                    sm: device.sm.to_string(),
+                    dtype: dtype.to_string(),
+                    problem: problem.to_string(),
+                    source: "events",
+                    level: "hardware",
+                    driver: driver.clone(),
+                    tiles: TileRecord { block_q: tiles.block_q, block_kv: tiles.block_kv, threads: tiles.threads },
+                    seed: arguments.seed,
+                    measured_time_ms: measured.timing.median_ms,
+                    measured,
+                };
+                if table {
+                    output::print(&line(&record))?;
+                }
+                records.push(record);
+                save(arguments.json.as_deref().filter(|path| !output::is_stdout(path)), &records)?;
+            }
+        }
+    }
+    save(arguments.json.as_deref().filter(|path| output::is_stdout(path)), &records)?;
+    if records.is_empty() { Err(anyhow!("no stratum covers the problem").into()) } else { Ok(()) }
+}
+
+fn save(path: Option<&Path>, records: &[Record]) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    output::write(path, &(serde_json::to_string_pretty(&Document { schema: SCHEMA, records })? + "\n"))
+}
+
+/// Median, the interval of the middle eight tenths, rate, and what the compiler made of each kernel.
+fn line(record: &Record) -> String {
+    let Measured { timing, tflops, launches, .. } = &record.measured;
+    let launches = launches.iter().map(|launch| {
+        let attributes = launch.attributes;
+        let spills = match attributes.local_bytes {
+            0 => String::new(),
+            bytes => format!(", {bytes} local bytes"),
+        };
+        format!("{} {:.3} ms ({} registers{spills})", launch.kernel, launch.median_ms, attributes.registers)
+    });
+    format!(
+        "{:<8} {:<24} {:>9.3} ms [{:.3}, {:.3}] of {:>3}  {:>6.2} TFLOP/s  {}\n",
+        record.stratum,
+        record.problem,
+        timing.median_ms,
+        timing.p10_ms,
+        timing.p90_ms,
+        timing.samples,
+        tflops,
+        launches.collect::<Vec<_>>().join(", ")
+    )
+}

@@ -1,0 +1,149 @@
+//! `strata verify`.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use anyhow::anyhow;
+use clap::Args;
+use kernels::{Dtype, Stratum};
+use lab::{CaseId, Checked, Outcome};
+
+use crate::device::{self, Device};
+use crate::{CANCEL, Failure, output};
+
+/// What is verified.
+#[derive(Debug, Args)]
+pub struct VerifyArguments {
+    /// What runs the kernels: emulator, cuda, or cuda:N for GPU N.
+    #[arg(long, default_value = "emulator")]
+    pub device: Device,
+    /// The GPU to emulate, by its name.
+    #[arg(long, default_value = "RTX 2070")]
+    pub gpu: String,
+    /// Which strata, separated by commas; all by default.
+    #[arg(long, alias = "strata", value_delimiter = ',', value_name = "LIST")]
+    pub stratum: Vec<Stratum>,
+    /// Which cases, separated by commas: 1 to 15, and r0, r1, ... for random problems; all by default.
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub case: Vec<CaseId>,
+    /// Which types, separated by commas; all by default.
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub dtype: Vec<Dtype>,
+    /// How many random problems.
+    #[arg(long, default_value_t = 6, conflicts_with = "case")]
+    pub random: u32,
+    /// Seed of the inputs and of the random problems.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// Runs the cases; one line per failure, and a summary.
+pub fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
+    match arguments.device {
+        Device::Emulator => {
+            let sm = arch::Gpu::find(&arguments.gpu)?.sm;
+            let options = || emulator::Options { cancel: Some(&CANCEL), ..emulator::Options::new(sm) };
+            run(arguments, |stratum, case, dtype| {
+                let mut emulator = || Ok(emulator::Device::new(options()));
+                lab::verify(stratum, None, case, dtype, arguments.seed, &mut emulator)
+            })
+        }
+        Device::Cuda(ordinal) => {
+            let mut gpu = device::Gpu::open(ordinal)?;
+            gpu.context()?;
+            run(arguments, |stratum, case, dtype| {
+                lab::verify(stratum, None, case, dtype, arguments.seed, &mut || gpu.stream())
+            })
+        }
+    }
+}
+
+fn run(
+    arguments: &VerifyArguments,
+    mut verify: impl FnMut(Stratum, CaseId, Dtype) -> Result<Vec<Checked>, kernels::cases::CaseError>,
+) -> Result<(), Failure> {
+    let begin = Instant::now();
+    let strata = if arguments.stratum.is_empty() { &Stratum::ALL[..] } else { &arguments.stratum };
+    let dtypes = if arguments.dtype.is_empty() { &Dtype::ALL[..] } else { &arguments.dtype };
+    let cases = if arguments.case.is_empty() { CaseId::all(arguments.random) } else { arguments.case.clone() };
+    let (mut passed, mut failed, mut not_covered) = (0, 0, 0);
+    let mut interrupted = false;
+    'all: for &stratum in strata {
+        for &dtype in dtypes {
+            for &case in &cases {
+                let checked = verify(stratum, case, dtype)?;
+                if CANCEL.load(Ordering::Relaxed) {
+                    interrupted = true;
+                    break 'all;
+                }
+                for one in checked {
+                    match &one.outcome {
+                        Outcome::Passed => passed += 1,
+                        Outcome::NotCovered => not_covered += 1,
+                        Outcome::Failed(why) => {
+                            failed += 1;
+                            output::print(&failure(arguments, stratum, dtype, &one, why))?;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    output::print(&format!(
+        "{}: {passed} calls passed, {failed} failed, {not_covered} not covered, in {seconds:.1} s\n",
+        arguments.device
+    ))?;
+    match (interrupted, failed) {
+        (true, _) => Err(Failure::Interrupted),
+        (_, 0) => Ok(()),
+        (_, failed) => Err(Failure::No(anyhow!("{failed} calls failed"))),
+    }
+}
+
+/// One line: what failed, why, and a command that repeats it.
+fn failure(arguments: &VerifyArguments, stratum: Stratum, dtype: Dtype, one: &Checked, why: &str) -> String {
+    let Checked { case, label, problem, .. } = one;
+    let device = match arguments.device {
+        Device::Emulator => format!("emulator --gpu '{}'", arguments.gpu),
+        device => device.to_string(),
+    };
+    let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
+    format!(
+        "FAILED {stratum} case {case} ({label}; {problem}): {why}; repeat with: strata verify --device {device} \
+         --stratum {stratum} --dtype {dtype} --case {case} --seed {}\n",
+        arguments.seed
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        verify: VerifyArguments,
+    }
+
+    #[test]
+    fn the_printed_command_repeats_the_failure() {
+        let arguments = Program::parse_from(["verify", "--device", "cuda:1", "--seed", "9"]).verify;
+        let problem = kernels::ProblemSpec::new(1, 2, 3, 4).build().unwrap();
+        let one = Checked {
+            case: CaseId::Random(4),
+            label: "random".into(),
+            problem,
+            outcome: Outcome::Failed("wrong\nthere".into()),
+        };
+        let line = failure(&arguments, Stratum::V2, Dtype::F16, &one, "wrong\n  there");
+        assert_eq!(line.lines().count(), 1);
+        assert!(line.contains("): wrong there; "), "{line}");
+        let command = line.trim().split("repeat with: strata ").nth(1).unwrap();
+        let again = Program::parse_from(command.split(' ')).verify;
+        assert_eq!((again.device, again.seed), (Device::Cuda(1), 9));
+        assert_eq!((again.stratum, again.dtype, again.case), (vec![Stratum::V2], vec![Dtype::F16], vec![one.case]));
+    }
+}

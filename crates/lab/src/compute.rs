@@ -1,0 +1,123 @@
+//! A plan on any backend, from host tensors to host tensors.
+
+use kernels::{Buffers, InputError, Inputs, Outputs, Plan, PlanError, Problem, Tensor, TensorError};
+use ptx::Backend;
+use thiserror::Error;
+
+/// A plan that did not run to its end.
+#[derive(Debug, Error)]
+pub enum ComputeError<E> {
+    /// The plan refuses the addresses.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The inputs are not the problem's.
+    #[error(transparent)]
+    Input(#[from] InputError),
+    /// Host memory does not suffice.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// The backend refused or failed.
+    #[error(transparent)]
+    Backend(E),
+}
+
+/// A call's tensors in a backend's memory.
+#[derive(Debug, Default)]
+pub struct Resident {
+    /// Where the plan's kernels find them.
+    pub buffers: Buffers,
+    /// What to give back.
+    allocations: Vec<u64>,
+}
+
+impl Resident {
+    /// Brings the inputs, workspaces, and outputs that are NaN: what a kernel does not write shows.
+    ///
+    /// # Errors
+    /// When the inputs are not the problem's or there is no room; what was allocated is given back.
+    pub fn new<B: Backend>(
+        backend: &mut B,
+        plan: &Plan,
+        problem: &Problem,
+        inputs: &Inputs,
+    ) -> Result<Self, ComputeError<B::Error>> {
+        inputs.check(problem)?;
+        let mut resident = Self::default();
+        match resident.fill(backend, plan, problem, inputs) {
+            Ok(()) => Ok(resident),
+            Err(error) => {
+                // The error that is already known tells more than what this could add.
+                let _ = resident.free(backend);
+                Err(error)
+            }
+        }
+    }
+
+    fn fill<B: Backend>(
+        &mut self,
+        backend: &mut B,
+        plan: &Plan,
+        problem: &Problem,
+        inputs: &Inputs,
+    ) -> Result<(), ComputeError<B::Error>> {
+        let outputs = Outputs::nan(problem)?;
+        let Buffers { q, k, v, out, lse, .. } = &mut self.buffers;
+        let tensors = [(q, &inputs.q), (k, &inputs.k), (v, &inputs.v), (out, &outputs.out), (lse, &outputs.lse)];
+        for (address, tensor) in tensors {
+            let storage = backend.upload(tensor.storage()).map_err(ComputeError::Backend)?;
+            self.allocations.push(storage);
+            *address = storage + (tensor.offset() * tensor.dtype().bytes()) as u64;
+        }
+        for workspace in &plan.workspaces {
+            let address = backend.alloc(workspace.bytes).map_err(ComputeError::Backend)?;
+            self.allocations.push(address);
+            self.buffers.workspaces.push(address);
+        }
+        Ok(())
+    }
+
+    /// Copies the outputs out.
+    ///
+    /// # Errors
+    /// When the backend fails.
+    pub fn outputs<B: Backend>(&self, backend: &mut B, problem: &Problem) -> Result<Outputs, ComputeError<B::Error>> {
+        let Outputs { out, lse } = Outputs::nan(problem)?;
+        let mut read = |address: u64, tensor: &Tensor| -> Result<Tensor, ComputeError<B::Error>> {
+            let bytes = (tensor.len() * tensor.dtype().bytes()) as u64;
+            let bytes = backend.read(address, bytes).map_err(ComputeError::Backend)?;
+            Ok(Tensor::from_bytes(tensor.dtype(), tensor.shape(), bytes)?)
+        };
+        Ok(Outputs { out: read(self.buffers.out, &out)?, lse: read(self.buffers.lse, &lse)? })
+    }
+
+    /// Gives the memory back.
+    ///
+    /// # Errors
+    /// The first one of the backend; the rest is given back all the same.
+    pub fn free<B: Backend>(self, backend: &mut B) -> Result<(), B::Error> {
+        let freed = self.allocations.into_iter().map(|address| backend.free(address));
+        freed.fold(Ok(()), Result::and)
+    }
+}
+
+/// Runs a plan on host tensors; also what each launch reported.
+///
+/// # Errors
+/// When the inputs are not the problem's, there is no room, or a launch fails.
+pub fn compute<B: Backend>(
+    backend: &mut B,
+    plan: &Plan,
+    problem: &Problem,
+    inputs: &Inputs,
+) -> Result<(Outputs, Vec<B::Report>), ComputeError<B::Error>> {
+    let resident = Resident::new(backend, plan, problem, inputs)?;
+    let mut run = || {
+        let launches = plan.launches(&resident.buffers)?;
+        let reports = launches.iter().map(|launch| backend.launch(launch).map_err(ComputeError::Backend));
+        let reports = reports.collect::<Result<_, _>>()?;
+        Ok((resident.outputs(backend, problem)?, reports))
+    };
+    let computed = run();
+    let freed = resident.free(backend).map_err(ComputeError::Backend);
+    computed.and_then(|computed| freed.map(|()| computed))
+}
