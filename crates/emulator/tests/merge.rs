@@ -46,7 +46,7 @@ fn prediction_is_what_ptxas_does() {
             kernels += 1;
         }
     }
-    assert!(kernels > 80, "{kernels} kernels");
+    assert!(kernels >= 80, "{kernels} kernels");
 }
 
 /// A kernel with these instructions after `%r1 = shared memory + 16 * thread`.

@@ -1,0 +1,100 @@
+//! What `ptxas` leaves of accesses to shared memory: as recorded in the emulator's `tests/merge`, on two architectures, and as
+//! predicted for the project's own kernels.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use emulator::merge;
+use lab::ptxas::{self, Tool};
+use ptx::{Kernel, Modifier, Opcode};
+use rayon::prelude::*;
+
+/// Whether the tools are there; says so where they are not.
+fn tools() -> bool {
+    let found = Tool::Ptxas.find().and_then(|_| Tool::Nvdisasm.find());
+    if let Err(missing) = &found {
+        assert!(std::env::var_os("CI").is_none(), "{missing}");
+        eprintln!("skipped: {missing}");
+    }
+    found.is_ok()
+}
+
+type Accesses = BTreeMap<String, u32>;
+
+/// The accesses to shared memory of the machine code.
+fn assembled(kernel: &Kernel) -> Accesses {
+    let assembled = ptxas::assemble(kernel).unwrap();
+    let sass = ptxas::disassemble(kernel, &assembled).unwrap();
+    let mut accesses = Accesses::new();
+    for instruction in &sass.instructions {
+        let mut parts = instruction.opcode.split('.');
+        let name = parts.next().unwrap_or_default();
+        // Before its first copy per group `cp.async` has loads that no lane executes.
+        let copies = kernel.instructions().nth(instruction.position).is_some_and(|i| i.opcode() == Opcode::CpAsync);
+        if matches!(name, "LDS" | "STS") && !copies {
+            let width = parts.find_map(|part| match part {
+                "128" => Some(".128"),
+                "64" => Some(".64"),
+                "U16" | "S16" | "16" => Some("16"),
+                "U8" | "S8" | "8" => Some("8"),
+                _ => None,
+            });
+            *accesses.entry(format!("{name}{}", width.unwrap_or_default())).or_default() += 1;
+        }
+    }
+    accesses
+}
+
+fn predicted(kernel: &Kernel) -> Accesses {
+    let instructions: Vec<_> = kernel.instructions().collect();
+    let mut accesses = Accesses::new();
+    for group in merge::groups(kernel) {
+        let leader = instructions[group.leader];
+        if leader.has(Modifier::Shared) || leader.has(Modifier::SharedCta) {
+            let name = if leader.opcode() == Opcode::Ld { "LDS" } else { "STS" };
+            let width = match group.bytes_per_lane {
+                16 => ".128",
+                8 => ".64",
+                2 => "16",
+                1 => "8",
+                _ => "",
+            };
+            *accesses.entry(format!("{name}{width}")).or_default() += 1;
+        }
+    }
+    accesses
+}
+
+#[test]
+fn recorded_accesses_are_what_ptxas_leaves() {
+    if !tools() {
+        return;
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../emulator/tests/merge");
+    let files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.par_iter().for_each(|path| {
+        let text = fs::read_to_string(path).unwrap();
+        ptx::parse(&text).unwrap().into_par_iter().for_each(|mut kernel| {
+            let prefix = format!("// {}: ", kernel.name);
+            let recorded = text.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap();
+            for target in [kernel.target, "sm_90".parse().unwrap()] {
+                kernel.target = target;
+                let found: Vec<_> = assembled(&kernel).iter().map(|(name, count)| format!("{name}x{count}")).collect();
+                let found = if found.is_empty() { "nothing".into() } else { found.join(" ") };
+                assert_eq!(found, recorded, "{} of {} on {target}", kernel.name, path.display());
+            }
+        });
+    });
+}
+
+#[test]
+fn own_kernels_are_assembled_as_predicted() {
+    if !tools() {
+        return;
+    }
+    let kernels = kernels::configurations::configurations().unwrap();
+    kernels.par_iter().for_each(|(name, program)| {
+        assert_eq!(predicted(&program.kernel), assembled(&program.kernel), "{name}");
+    });
+}
