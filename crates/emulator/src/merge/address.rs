@@ -15,6 +15,12 @@ use bits::Bits;
 /// Where dynamic shared memory starts, whatever it declares: `ptxas` puts it at a multiple of this.
 const DYNAMIC_ALIGN: u32 = 16;
 
+/// Terms that a sum may have; one that has more stands for itself.
+const MOST_TERMS: usize = 16;
+
+/// Values kept for later blocks in all; when there are more, registers written in several places start each block unknown.
+const MOST_KEPT: usize = 1 << 18;
+
 /// A sum without its constant: addresses with one root are a known distance apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Root(usize);
@@ -153,6 +159,7 @@ struct Values<'a> {
     here: HashMap<Register, Value>,
     /// The values of the others at the end of each block.
     leaving: Vec<HashMap<Register, Value>>,
+    kept: usize,
     predecessors: Vec<Vec<usize>>,
     block: usize,
     atoms: HashMap<Atom, usize>,
@@ -179,6 +186,7 @@ impl<'a> Values<'a> {
             once: HashMap::new(),
             here: HashMap::new(),
             leaving: vec![HashMap::new(); cfg.blocks.len()],
+            kept: 0,
             predecessors,
             block: 0,
             atoms: HashMap::new(),
@@ -190,7 +198,8 @@ impl<'a> Values<'a> {
     /// program leads back to this one, that holds for the registers nothing from here on writes.
     fn enter(&mut self, block: usize) {
         let left = std::mem::take(&mut self.here);
-        if block > 0 {
+        self.kept += left.len();
+        if block > 0 && self.kept <= MOST_KEPT {
             self.leaving[self.block] = left;
         }
         self.block = block;
@@ -302,8 +311,8 @@ impl<'a> Values<'a> {
             (Opcode::Or, [a, b]) if self.bits_of(a).is_disjoint(self.bits_of(b)) => Some(a.plus(b)),
             _ => None,
         };
-        if sum.is_some() {
-            return sum;
+        if let Some(sum) = sum {
+            return (sum.terms.len() <= MOST_TERMS).then_some(sum);
         }
         // Only the low 32 bits of wide values are known to be equal.
         let narrow = instruction.ty().is_some_and(|ty| ty.bits() <= 32) && low;

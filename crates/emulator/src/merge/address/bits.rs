@@ -173,6 +173,9 @@ pub(super) fn of_special(kernel: &Kernel, special: Special) -> Bits {
     }
 }
 
+/// Passes over a kernel after which its fixed point is given up.
+const MOST_PASSES: usize = 256;
+
 /// The bits of registers that are known wherever they are read: the fixed point from nothing written on.
 pub(super) fn of_registers(
     kernel: &Kernel,
@@ -186,7 +189,7 @@ pub(super) fn of_registers(
     let mut positions: Vec<usize> = writers.values().flatten().copied().collect();
     positions.sort_unstable();
     positions.dedup();
-    loop {
+    for _ in 0..MOST_PASSES {
         let mut changed = false;
         for &position in &positions {
             let computed = result(kernel, instructions[position], &bits);
@@ -202,6 +205,7 @@ pub(super) fn of_registers(
             return bits;
         }
     }
+    bits.into_keys().map(|register| (register, Bits::UNKNOWN)).collect()
 }
 
 /// What is known of an instruction's result.
