@@ -1,5 +1,6 @@
 //! Measures, compares and explains kernels.
 
+pub mod atomic_file;
 pub mod bench;
 pub mod compare;
 pub mod compute;
