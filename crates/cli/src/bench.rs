@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 
 use anyhow::anyhow;
 use clap::Args;
-use cuda::TimingOptions;
+use cuda::{Driver, TimingOptions};
 use kernels::{Dtype, ProblemSpec, Stratum};
 use lab::record::{SCHEMA, TileRecord};
 use lab::{BenchError, Measured};
 use serde::Serialize;
 
 use crate::arguments::TileArguments;
-use crate::device::{Device, Gpu};
+use crate::device::Device;
 use crate::{CANCEL, Failure, output};
 
 /// What is timed.
@@ -80,9 +80,9 @@ pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
             anyhow!("device is emulator: bench takes time on a GPU, cuda or cuda:N; `strata dig` models it").into()
         );
     };
-    let mut gpu = Gpu::open(ordinal)?;
-    let device = gpu.context()?.device().clone();
-    let driver = gpu.driver().version().to_string();
+    let driver = Driver::load()?;
+    let context = driver.context(ordinal)?;
+    let (device, driver) = (context.device().clone(), driver.version().to_string());
     let options = TimingOptions {
         flush_l2: arguments.flush_l2,
         graph: arguments.graph,
@@ -102,7 +102,7 @@ pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
                     return Err(Failure::Interrupted);
                 }
                 let tiles = arguments.tiles.of(stratum, device.sm, problem.head_dim, problem.head_dim_v);
-                let mut stream = gpu.stream()?;
+                let mut stream = context.stream()?;
                 let measured = match lab::bench(&mut stream, stratum, Some(tiles), &problem, &inputs, &options) {
                     Ok(measured) => measured,
                     // The others may cover what this one does not.

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use cuda::{Context, Driver, Stream};
-
 /// What runs the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
@@ -40,39 +38,6 @@ impl FromStr for Device {
                 .map(Device::Cuda)
                 .ok_or_else(|| format!("device is `{text}`: it must be emulator, cuda, or cuda:N for GPU N")),
         }
-    }
-}
-
-/// A GPU whose context is made anew after a kernel spoiled it.
-pub struct Gpu {
-    driver: Driver,
-    ordinal: u32,
-    context: Option<Context>,
-}
-
-impl Gpu {
-    pub fn open(ordinal: u32) -> Result<Self, cuda::Error> {
-        let driver = Driver::load()?;
-        Ok(Self { driver, ordinal, context: None })
-    }
-
-    pub fn driver(&self) -> Driver {
-        self.driver
-    }
-
-    /// A context that no kernel has spoiled; streams of a spoiled one must be gone.
-    pub fn context(&mut self) -> Result<&Context, cuda::Error> {
-        // The spoiled one goes before the new one is asked for: the driver would hand out the same again.
-        self.context.take_if(|context| context.poisoned().is_some());
-        match &mut self.context {
-            Some(context) => Ok(context),
-            none => Ok(none.insert(self.driver.context(self.ordinal)?)),
-        }
-    }
-
-    /// A stream of it.
-    pub fn stream(&mut self) -> Result<Stream, cuda::Error> {
-        self.context()?.stream()
     }
 }
 

@@ -1,7 +1,6 @@
 //! `strata facts`.
 
 use std::fs;
-use std::io::Write as _;
 
 use anyhow::Context;
 
@@ -14,10 +13,8 @@ pub fn facts(arguments: &FactsArguments) -> Result<(), Failure> {
         let path = arguments.output.join(&sheet.path);
         let folder = path.parent().unwrap_or(&arguments.output);
         fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
-        let mut file =
-            tempfile::NamedTempFile::new_in(folder).with_context(|| format!("cannot write to {}", folder.display()))?;
-        file.write_all(sheet.text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
-        file.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
+        lab::atomic_file::write(&path, &[sheet.text.as_bytes()])
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
 }

@@ -27,12 +27,5 @@ pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     if is_stdout(path) {
         return Ok(print(text)?);
     }
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let write = || {
-        let mut file = tempfile::NamedTempFile::new_in(directory)?;
-        file.write_all(text.as_bytes())?;
-        file.persist(path).map_err(|error| error.error)?;
-        std::io::Result::Ok(())
-    };
-    write().with_context(|| format!("cannot write {}", path.display()))
+    lab::atomic_file::write(path, &[text.as_bytes()]).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use anyhow::anyhow;
 use clap::Args;
+use cuda::Driver;
 use kernels::{Dtype, Stratum};
 use lab::{CaseId, Checked, Outcome};
 
-use crate::device::{self, Device};
+use crate::device::Device;
 use crate::{CANCEL, Failure, output};
 
 /// What is verified.
@@ -43,17 +44,19 @@ pub fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
         Device::Emulator => {
             let sm = arch::Gpu::find(&arguments.gpu)?.sm;
             let options = || emulator::Options { cancel: Some(&CANCEL), ..emulator::Options::new(sm) };
-            run(arguments, |stratum, case, dtype| {
+            let verify = |stratum, case, dtype| {
                 let mut emulator = || Ok(emulator::Device::new(options()));
                 lab::verify(stratum, None, case, dtype, arguments.seed, &mut emulator)
-            })
+            };
+            run(arguments, verify, || false)
         }
         Device::Cuda(ordinal) => {
-            let mut gpu = device::Gpu::open(ordinal)?;
-            gpu.context()?;
-            run(arguments, |stratum, case, dtype| {
-                lab::verify(stratum, None, case, dtype, arguments.seed, &mut || gpu.stream())
-            })
+            let context = Driver::load()?.context(ordinal)?;
+            let verify = |stratum, case, dtype| {
+                lab::verify(stratum, None, case, dtype, arguments.seed, &mut || context.stream())
+            };
+            // After a fault nothing more can be run in this process.
+            run(arguments, verify, || context.poisoned().is_some())
         }
     }
 }
@@ -61,13 +64,14 @@ pub fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
 fn run(
     arguments: &VerifyArguments,
     mut verify: impl FnMut(Stratum, CaseId, Dtype) -> Result<Vec<Checked>, kernels::cases::CaseError>,
+    is_spoiled: impl Fn() -> bool,
 ) -> Result<(), Failure> {
     let begin = Instant::now();
     let strata = if arguments.stratum.is_empty() { &Stratum::ALL[..] } else { &arguments.stratum };
     let dtypes = if arguments.dtype.is_empty() { &Dtype::ALL[..] } else { &arguments.dtype };
     let cases = if arguments.case.is_empty() { CaseId::all(arguments.random) } else { arguments.case.clone() };
     let (mut passed, mut failed, mut not_covered) = (0, 0, 0);
-    let mut interrupted = false;
+    let (mut interrupted, mut spoiled) = (false, false);
     'all: for &stratum in strata {
         for &dtype in dtypes {
             for &case in &cases {
@@ -86,13 +90,18 @@ fn run(
                         }
                     }
                 }
+                if is_spoiled() {
+                    spoiled = true;
+                    break 'all;
+                }
             }
         }
     }
     let seconds = begin.elapsed().as_secs_f64();
     output::print(&format!(
-        "{}: {passed} calls passed, {failed} failed, {not_covered} not covered, in {seconds:.1} s\n",
-        arguments.device
+        "{}: {passed} calls passed, {failed} failed, {not_covered} not covered, in {seconds:.1} s{}\n",
+        arguments.device,
+        if spoiled { "; the rest was not run: a kernel faulted" } else { "" }
     ))?;
     match (interrupted, failed) {
         (true, _) => Err(Failure::Interrupted),

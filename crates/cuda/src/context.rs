@@ -24,8 +24,8 @@ unsafe impl<T> Sync for Handle<T> {}
 
 /// The primary context of a GPU, retained; clones are the same one.
 ///
-/// A kernel that faults poisons it: every later call says so. Once every clone, stream and function of it is dropped, and
-/// nothing else in the process holds the primary context, [`Driver::context`](crate::Driver::context) makes a new one.
+/// A kernel that faults poisons it: every later call says so. The driver then refuses this process for good, so
+/// [`Driver::context`](crate::Driver::context) does too; another process is not concerned.
 #[derive(Clone, Debug)]
 pub struct Context(pub(crate) Arc<Inner>);
 
@@ -79,7 +79,8 @@ impl Context {
         if code != CUresult::CUDA_SUCCESS {
             return Err(match class(code) {
                 Class::Lost => Error::Lost { device: device.name, code: describe(code) },
-                _ => Error::Driver { call: "cuDevicePrimaryCtxRetain", code: describe(code) },
+                Class::Fault(_) => Error::Poisoned { by: describe(code) },
+                Class::Refused => Error::Driver { call: "cuDevicePrimaryCtxRetain", code: describe(code) },
             });
         }
         let inner = Inner { raw: Handle(raw), driver, device, modules: Mutex::default(), poisoned: OnceLock::new() };

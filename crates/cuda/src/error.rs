@@ -95,10 +95,11 @@ pub enum Error {
         /// How long it is.
         bytes: u64,
     },
-    /// A kernel did something wrong; the context is poisoned.
-    #[error(
-        "{fault} ({code}) in {launch}; its context is poisoned: drop it and everything made from it, then make a new one"
-    )]
+    /// A kernel did something wrong; this process can use no GPU any more.
+    ///
+    /// The driver says so of these codes ("the process must be terminated and relaunched"), and on an H200 with driver 580
+    /// neither releasing nor resetting the primary context nor a context of one's own helped.
+    #[error("{fault} ({code}) in {launch}; the driver refuses all further work of this process: start a new one")]
     Fault {
         /// What it did.
         fault: &'static str,
@@ -108,7 +109,7 @@ pub enum Error {
         launch: String,
     },
     /// A call on a context in which a kernel faulted before.
-    #[error("the context is poisoned by an earlier fault: {by}")]
+    #[error("an earlier fault left the driver unusable in this process: {by}")]
     Poisoned {
         /// The message of that fault.
         by: String,
@@ -210,6 +211,7 @@ mod tests {
             launch: "`v2` (grid [8, 1, 1], block [128, 1, 1])".into(),
         };
         assert!(fault.to_string().starts_with("illegal memory access (CUDA_ERROR_ILLEGAL_ADDRESS) in `v2` (grid"));
+        assert!(fault.to_string().ends_with("start a new one"));
         let memory = Error::OutOfMemory { asked: 9, free: 4, total: 8 };
         assert_eq!(memory.to_string(), "out of device memory: 9 bytes asked for, 4 of 8 free");
         assert!(Error::NoDriver.to_string().contains("libcuda was not found"));

@@ -100,7 +100,16 @@ impl Resident {
     }
 }
 
-/// Runs a plan on host tensors; also what each launch reported.
+/// What a plan computed.
+#[derive(Debug)]
+pub struct Computed<R> {
+    /// `out` and `lse`.
+    pub outputs: Outputs,
+    /// What each launch reported, in order.
+    pub reports: Vec<R>,
+}
+
+/// Runs a plan on host tensors.
 ///
 /// # Errors
 /// When the inputs are not the problem's, there is no room, or a launch fails.
@@ -109,13 +118,13 @@ pub fn compute<B: Backend>(
     plan: &Plan,
     problem: &Problem,
     inputs: &Inputs,
-) -> Result<(Outputs, Vec<B::Report>), ComputeError<B::Error>> {
+) -> Result<Computed<B::Report>, ComputeError<B::Error>> {
     let resident = Resident::new(backend, plan, problem, inputs)?;
     let mut run = || {
         let launches = plan.launches(&resident.buffers)?;
         let reports = launches.iter().map(|launch| backend.launch(launch).map_err(ComputeError::Backend));
         let reports = reports.collect::<Result<_, _>>()?;
-        Ok((resident.outputs(backend, problem)?, reports))
+        Ok(Computed { outputs: resident.outputs(backend, problem)?, reports })
     };
     let computed = run();
     let freed = resident.free(backend).map_err(ComputeError::Backend);

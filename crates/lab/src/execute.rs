@@ -9,7 +9,7 @@ use kernels::{InputError, Inputs, Layout, Outputs, Plan, PlanError, Problem, Str
 use ptx::Kernel;
 use thiserror::Error;
 
-use crate::compute::{ComputeError, compute};
+use crate::compute::{ComputeError, Computed, compute};
 
 /// What a caller may see and stop of a long run.
 #[derive(Clone, Copy, Default)]
@@ -114,7 +114,7 @@ pub fn execute_plan(
         }
     };
     let mut device = Device::new(Options { cancel: watch.cancel, progress: Some(&progress), ..Options::new(sm) });
-    let (outputs, reports) = compute(&mut device, &plan, problem, inputs).map_err(|error| match error {
+    let Computed { outputs, reports } = compute(&mut device, &plan, problem, inputs).map_err(|error| match error {
         ComputeError::Plan(error) => error.into(),
         ComputeError::Input(error) => error.into(),
         ComputeError::Tensor(error) => error.into(),

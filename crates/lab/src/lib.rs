@@ -1,5 +1,6 @@
 //! Measures, compares and explains kernels.
 
+pub mod atomic_file;
 pub mod bench;
 pub mod compare;
 pub mod compute;
@@ -20,7 +21,7 @@ pub mod verify;
 
 pub use bench::{BenchError, Measured, MeasuredLaunch, bench};
 pub use compare::{Incomparable, transition};
-pub use compute::{ComputeError, Resident, compute};
+pub use compute::{ComputeError, Computed, Resident, compute};
 pub use dig::{DigError, Digger, Dug};
 pub use evidence::{Evidence, LaunchEvidence, Place};
 pub use execute::{ExecuteError, Executed, Execution, Watch, execute};

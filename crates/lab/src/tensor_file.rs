@@ -7,12 +7,14 @@
 //! headers are read here, because `npyz` allocates what a header claims and parses it recursively.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use kernels::{Dtype, Inputs, Tensor, TensorError};
 use safetensors::tensor::{Metadata, TensorView};
+
+use crate::atomic_file;
 
 /// The order of a file's dimensions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -400,22 +402,8 @@ fn bytes_of(path: &Path, tensor: &Tensor) -> Result<Vec<u8>, TensorFileError> {
     tensor.to_bytes().map_err(|source| TensorFileError::Tensor { path: path.to_path_buf(), source })
 }
 
-/// Writes beside `path`, then renames.
 fn write_atomically(path: &Path, parts: &[&[u8]]) -> Result<(), TensorFileError> {
-    let io = |source| TensorFileError::Io { path: path.to_path_buf(), source };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = new_file().tempfile_in(folder).map_err(io)?;
-    parts.iter().try_for_each(|part| file.write_all(part)).map_err(io)?;
-    file.persist(path).map_err(|e| io(e.error))?;
-    Ok(())
-}
-
-/// A temporary file that gets the permissions any new file gets; by default it would be its owner's only.
-fn new_file() -> tempfile::Builder<'static, 'static> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    builder
+    atomic_file::write(path, parts).map_err(|source| TensorFileError::Io { path: path.to_path_buf(), source })
 }
 
 #[cfg(test)]

@@ -143,7 +143,7 @@ pub fn verify<B: Backend>(
         let mut backend = backend().map_err(ComputeError::Backend)?;
         let layout = Layout::of(problem, inputs)?;
         let plan = kernels::plan(stratum, problem, backend.sm().into(), &layout, tiles)?;
-        compute(&mut backend, &plan, problem, inputs).map(|(outputs, _)| outputs)
+        compute(&mut backend, &plan, problem, inputs).map(|computed| computed.outputs)
     };
     let runs = runs(case, dtype, seed)?;
     let checked = runs.into_iter().map(|run| {
