@@ -128,7 +128,7 @@ impl Machine {
         }
         for (tool, found) in &self.tools {
             match found {
-                Some((path, version)) => line("ok", tool.name, &format!("{} {version}", path.display()).trim_end()),
+                Some((path, version)) => line("ok", tool.name, format!("{} {version}", path.display()).trim_end()),
                 None => {
                     line("absent", tool.name, &format!("not on PATH ({})", tool.remedy));
                     line("", "", &format!("cost: {}", tool.cost));
