@@ -5,7 +5,7 @@
 //! - A load is taken apart into words (4 bytes; 8 for 64-bit elements; 1 or 2 for single narrow ones). Words nobody uses
 //!   are dropped, a word that was already loaded and not written since is not loaded again.
 //! - Words of one aligned 16-byte piece of *shared* memory become one access: three or four of them a 128-bit load, an aligned
-//!   pair a 64-bit load. The alignment must follow from the address arithmetic ([`address`]). Order does not matter, and
+//!   pair a 64-bit load. The alignment must follow from the address arithmetic (`merge/address.rs`). Order does not matter, and
 //!   distance neither: only that the first load dominates the others and no write to shared memory, barrier or fence lies
 //!   between. Writes to global memory do not matter.
 //! - Of stores, only those that follow each other without another access to shared memory between are merged, in aligned

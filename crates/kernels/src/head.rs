@@ -1,7 +1,7 @@
 //! What one CTA works on: a batch entry, a head, a block of it, and where their rows are in memory.
 //!
 //! The functions here declare kernel parameters as they are asked for them: a kernel's signature is the order of its
-//! calls, and [`crate::plan`] passes the arguments in that order.
+//! calls, and [`crate::plan()`] passes the arguments in that order.
 
 use std::panic::Location;
 
