@@ -106,8 +106,9 @@ fn shared_shape(
     let bytes = memory.lane_bytes();
     let size = worker.shared.len();
     let shapes = &mut worker.shapes[op.aux as usize];
-    let found = shapes
-        .find_narrow(addresses, mask, || Pattern::new(kind, &addresses.map(u64::from), mask, bytes, &memory.merged));
+    let found = shapes.find_narrow(site.warp, addresses, mask, || {
+        Pattern::new(kind, &addresses.map(u64::from), mask, bytes, &memory.merged)
+    });
     let first = i64::from(addresses[mask.trailing_zeros() as usize]);
     let Some(index) = found else { return Err(outside(addresses, mask, bytes, size, site)) };
     let pattern = &mut shapes.patterns[index];
@@ -289,7 +290,7 @@ fn global_shape(
     let bytes = memory.lane_bytes();
     let shapes = &mut worker.shapes[index];
     let Some(shape) =
-        shapes.find(addresses, mask, || Pattern::new(Kind::Global, addresses, mask, bytes, &memory.merged))
+        shapes.find(site.warp, addresses, mask, || Pattern::new(Kind::Global, addresses, mask, bytes, &memory.merged))
     else {
         return Ok(None);
     };

@@ -210,7 +210,8 @@ fn count(kind: Kind, addresses: &[u64; WARP], active: u32, bytes: u32) -> Instru
 #[derive(Default)]
 pub(crate) struct Shapes {
     pub patterns: Vec<Pattern>,
-    recent: usize,
+    /// The shape each warp met last.
+    recent: [usize; WARP],
     /// What shapes counted that have been forgotten.
     ptx: InstructionCounters,
     merged: InstructionCounters,
@@ -225,38 +226,41 @@ impl Shapes {
     #[inline(always)]
     pub(crate) fn find(
         &mut self,
+        warp: usize,
         addresses: &[u64; WARP],
         active: u32,
         analyse: impl FnOnce() -> Option<Pattern>,
     ) -> Option<usize> {
         let first = addresses[active.trailing_zeros() as usize];
         let lanes = expand(active);
-        self.find_by(|pattern| pattern.matches(addresses, first, active, &lanes), analyse)
+        self.find_by(warp, |pattern| pattern.matches(addresses, first, active, &lanes), analyse)
     }
 
     /// As [`Shapes::find`], for 32-bit addresses.
     #[inline(always)]
     pub(crate) fn find_narrow(
         &mut self,
+        warp: usize,
         addresses: &[u32; WARP],
         active: u32,
         analyse: impl FnOnce() -> Option<Pattern>,
     ) -> Option<usize> {
         let first = addresses[active.trailing_zeros() as usize];
         let lanes = expand(active);
-        self.find_by(|pattern| pattern.matches_narrow(addresses, first, active, &lanes), analyse)
+        self.find_by(warp, |pattern| pattern.matches_narrow(addresses, first, active, &lanes), analyse)
     }
 
     #[inline(always)]
     fn find_by(
         &mut self,
+        warp: usize,
         matches: impl Fn(&Pattern) -> bool,
         analyse: impl FnOnce() -> Option<Pattern>,
     ) -> Option<usize> {
-        if self.patterns.get(self.recent).is_some_and(&matches) {
-            return Some(self.recent);
+        if self.patterns.get(self.recent[warp]).is_some_and(&matches) {
+            return Some(self.recent[warp]);
         }
-        self.recent = match self.patterns.iter().position(matches) {
+        self.recent[warp] = match self.patterns.iter().position(matches) {
             Some(index) => index,
             None => {
                 let pattern = analyse()?;
@@ -269,7 +273,7 @@ impl Shapes {
                 self.patterns.len() - 1
             }
         };
-        Some(self.recent)
+        Some(self.recent[warp])
     }
 
     fn forget(&mut self, pattern: &Pattern) {

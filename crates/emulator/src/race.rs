@@ -17,6 +17,8 @@ pub(crate) struct Interval {
     clock: Vec<u32>,
     /// Reads that are not in `reads` yet.
     pending: Vec<Read>,
+    /// One bit per word that a pending read may touch, from its first to its last; empty until it is asked for.
+    reach: Vec<u64>,
     /// One bit per byte, 64 to a word.
     reads: Vec<u64>,
     writes: Vec<u64>,
@@ -114,6 +116,32 @@ impl Interval {
         self.pending = pending;
     }
 
+    /// Fills `reach`.
+    fn survey(&mut self, expand: &impl Expand) {
+        if !self.reach.is_empty() || self.pending.is_empty() {
+            return;
+        }
+        self.reach.resize(self.writes.len().div_ceil(64), 0);
+        for &read in &self.pending {
+            let (_, words) = expand.expand(read);
+            let (Some(first), Some(last)) = (words.first(), words.last()) else { continue };
+            let place = |distance: i64| (i64::from(read.first / 64) + distance) as usize;
+            let (low, high) = (place(first.0), place(last.0));
+            for chunk in low / 64..=high / 64 {
+                let from = if chunk == low / 64 { low % 64 } else { 0 };
+                let to = if chunk == high / 64 { high % 64 } else { 63 };
+                self.reach[chunk] |= (u64::MAX >> (63 - (to - from))) << from;
+            }
+        }
+    }
+
+    /// Whether a word that this interval writes may be touched by another.
+    fn may_meet(&self, other: &Self) -> bool {
+        let reached = |word: usize| other.reach.get(word / 64).is_some_and(|bits| bits >> (word % 64) & 1 == 1);
+        let touched = |word: usize| reached(word) || other.reads[word] != 0 || other.writes[word] != 0;
+        (self.write_low..self.write_high).any(|word| self.writes[word] != 0 && touched(word))
+    }
+
     fn writes_any(&self) -> bool {
         self.write_low < self.write_high
     }
@@ -188,6 +216,7 @@ impl Races {
         (interval.write_low, interval.write_high) = (self.words, 0);
         interval.log.clear();
         interval.pending.clear();
+        interval.reach.clear();
         interval
     }
 
@@ -237,6 +266,11 @@ impl Races {
         for other in &mut self.closed {
             let ordered = ended.follows(other) || other.follows(ended);
             if ordered || (!ended.writes_any() && !other.writes_any()) {
+                continue;
+            }
+            ended.survey(expand);
+            other.survey(expand);
+            if !ended.may_meet(other) && !other.may_meet(ended) {
                 continue;
             }
             ended.settle(expand);
