@@ -17,7 +17,7 @@ fn bench(criterion: &mut Criterion) {
         ("v2_kt f32", Stratum::V2Kt, Dtype::F32),
         ("v2 f16", Stratum::V2, Dtype::F16),
     ] {
-        let problem = Problem::builder(1, 1, 512, 64).dtype(dtype).build().expect("a problem");
+        let problem = Problem::builder(1, 1, 1024, 64).dtype(dtype).build().expect("a problem");
         let inputs = Inputs::randn(&problem, 1).expect("inputs");
         let layout = Layout::contiguous(&problem);
         let plan = kernels::plan(stratum, &problem, Sm::Sm75.into(), &layout, None).expect("a plan");
