@@ -1,6 +1,7 @@
 //! `strata dig`.
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use anyhow::anyhow;
 use kernels::Stratum;
@@ -8,7 +9,7 @@ use lab::{DigError, Digger, Document, Dug, ExecuteError, Watch};
 
 use crate::arguments::DigArguments;
 use crate::progress::Progress;
-use crate::{CANCEL, Failure, output, question, report};
+use crate::{CANCEL, Failure, NOTHING_FINISHED, output, question, report};
 
 pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     let gpu = arch::Gpu::find(&arguments.gpu)?;
@@ -16,10 +17,13 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     let (head_dim, head_dim_v) = (problem.head_dim, problem.head_dim_v);
     let strata = if arguments.strata.is_empty() { &Stratum::ALL[..] } else { &arguments.strata };
     let quiet = Watch { cancel: Some(&CANCEL), progress: None };
+    // The reference of one long head takes minutes, and nothing would be lost with it.
+    NOTHING_FINISHED.store(true, Ordering::Relaxed);
     let digger = match Digger::new(problem, gpu, &source, arguments.full, quiet) {
         Err(DigError::Execute(error)) => return Err(Failure::of_execution(error)),
         other => other?,
     };
+    NOTHING_FINISHED.store(false, Ordering::Relaxed);
 
     let progress = Progress::new();
     let (mut dug, mut refused, mut stopped) = (Vec::new(), Vec::new(), None);
@@ -41,7 +45,9 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     progress.end();
 
     // What was finished is told whatever came after it.
-    tell(arguments.json.as_deref(), &dug)?;
+    if !dug.is_empty() || stopped.is_none() {
+        tell(arguments.json.as_deref(), &dug)?;
+    }
     refused.dedup();
     refused.iter().for_each(|error| eprintln!("note: {error}"));
     if let Some(failure) = stopped {

@@ -56,12 +56,15 @@ impl Failure {
 /// Set by Ctrl-C.
 static CANCEL: AtomicBool = AtomicBool::new(false);
 
+/// While nothing is finished that could be told, Ctrl-C ends the program at once.
+static NOTHING_FINISHED: AtomicBool = AtomicBool::new(false);
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let interrupted = ExitCode::from(130);
     // Without a handler, Ctrl-C ends the program at once: nothing is lost but what was finished.
     let _ = ctrlc::set_handler(|| {
-        if CANCEL.swap(true, Ordering::Relaxed) {
+        if CANCEL.swap(true, Ordering::Relaxed) || NOTHING_FINISHED.load(Ordering::Relaxed) {
             std::process::exit(130);
         }
     });

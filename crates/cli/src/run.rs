@@ -14,6 +14,7 @@ use crate::{CANCEL, Failure, question};
 pub fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let gpu = arch::Gpu::find(&arguments.gpu)?;
     let files = Files::of(&arguments.output)?;
+    files.check_inputs(arguments)?;
     let inputs = question::tensors(&arguments.tensors)?.context("no input: give --input, or --q, --k and --v")?;
     let problem = question::of_tensors(&inputs, &arguments.mask)?;
 
@@ -43,6 +44,25 @@ impl Files {
             Some("npy") => Ok(Self::Npy { o: output.to_owned(), lse: output.with_extension("lse.npy") }),
             _ => bail!("output is {}: its name must end in .safetensors or .npy", output.display()),
         }
+    }
+
+    /// Refuses to write over what is read.
+    fn check_inputs(&self, arguments: &RunArguments) -> anyhow::Result<()> {
+        let outputs = match self {
+            Self::Safetensors(path) => vec![path],
+            Self::Npy { o, lse } => vec![o, lse],
+        };
+        let tensors = &arguments.tensors;
+        let inputs = [("--input", &tensors.input), ("--q", &tensors.q), ("--k", &tensors.k), ("--v", &tensors.v)];
+        for (name, input) in inputs.into_iter().filter_map(|(name, input)| Some((name, input.as_ref()?))) {
+            let same = |output: &&&PathBuf| {
+                output.canonicalize().is_ok_and(|output| input.canonicalize().is_ok_and(|input| input == output))
+            };
+            if let Some(output) = outputs.iter().find(same) {
+                bail!("--output would write {} over {name}: give another name", output.display());
+            }
+        }
+        Ok(())
     }
 
     /// `o` in the layout of the inputs, `lse` as `[batch, heads, seqlen_q]`.

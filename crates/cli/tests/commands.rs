@@ -143,6 +143,20 @@ fn a_sample_scales_to_the_whole() {
 }
 
 #[test]
+fn run_does_not_write_over_its_input() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("qkv.safetensors");
+    let inputs = kernels::Inputs::randn(&"1x1x8x16".parse().unwrap(), 1).unwrap();
+    let tensors = [("q", &inputs.q), ("k", &inputs.k), ("v", &inputs.v)];
+    lab::tensor_file::write_safetensors(&path, &tensors).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    let name = path.to_str().unwrap();
+    let assert = strata(&["run", "--input", name, "--output", name, "--stratum", "v2"]).code(2);
+    assert!(stderr(&assert).contains("over --input"), "{}", stderr(&assert));
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+}
+
+#[test]
 fn run_computes_attention_on_safetensors() {
     let directory = tempfile::tempdir().unwrap();
     for (text, layout, name) in [
