@@ -236,7 +236,7 @@ impl OutRows {
             return;
         }
         let place = k.mad_wide(column, self.dtype.bytes() as u32, self.rows[row]);
-        let mut store = |k: &mut KernelBuilder, offset: u32, whole: bool, words: Words| {
+        let store = |k: &mut KernelBuilder, offset: u32, whole: bool, words: Words| {
             let inside = if whole {
                 self.inside[row]
             } else {

@@ -40,8 +40,8 @@ pub fn configurations() -> Result<Vec<(String, Program)>, KernelError> {
     let mut all = Vec::new();
     for target in TARGETS.iter().filter_map(|name| name.parse::<Target>().ok()) {
         for (variant, dtype, head_dim, head_dim_v, causal, vector, every) in VARIANTS {
-            let tiles = Stratum::V2.default_tiles(target.sm(), head_dim as usize, head_dim_v as usize);
-            let config = Config { target, dtype, head_dim, head_dim_v, causal, vector, tiles };
+            let tiles = crate::plan::square_tiles(target.sm(), head_dim as usize, head_dim_v as usize);
+            let config = Config { target, dtype, head_dim, head_dim_v, causal, window: false, varlen: false, dynamic: false, vector, tiles };
             for (name, write) in KERNELS.iter().filter(|(name, _)| every || name.starts_with('v')) {
                 all.push((format!("{target}/{name}/{variant}"), write(&config)?));
             }

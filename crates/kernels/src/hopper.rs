@@ -3,7 +3,7 @@
 
 use std::panic::Location;
 
-use ptx::{KernelBuilder, Pointer, Reg, S32, Shared, TensorMapParam, U32, U64};
+use ptx::{KernelBuilder, Pointer, Pred, Reg, S32, Shared, TensorMapParam, U32, U64};
 
 use crate::Dtype;
 use crate::accumulator::Accumulator;
@@ -103,13 +103,15 @@ pub fn multiply_rows(
     scores: &Accumulator,
     (queries, q): (Tile, Reg<U64>),
     (keys, kv): (Tile, Reg<U64>),
+    (never, always): (Reg<Pred>, Reg<Pred>),
     dtype: Dtype,
 ) {
     k.at(Location::caller(), |k| {
         k.wgmma_fence();
         for (step, (a, b)) in queries.along_columns().zip(keys.along_columns()).enumerate() {
             let (a, b) = (k.add(q, a), k.add(kv, b));
-            k.wgmma_shared(&scores.values, a, b, step > 0, dtype.ty());
+            let accumulate = if step == 0 { never } else { always };
+            k.wgmma_shared(&scores.values, a, b, accumulate, dtype.ty());
         }
         k.wgmma_commit();
     });
@@ -122,13 +124,14 @@ pub fn multiply_columns(
     out: &Accumulator,
     p: &[Reg<ptx::B32>],
     (values, v): (Tile, Reg<U64>),
+    always: Reg<Pred>,
     dtype: Dtype,
 ) {
     k.at(Location::caller(), |k| {
         k.wgmma_fence();
         for (a, b) in p.chunks_exact(4).zip(values.along_rows()) {
             let b = k.add(v, b);
-            k.wgmma_registers(&out.values, a, b, dtype.ty());
+            k.wgmma_registers(&out.values, a, b, always, dtype.ty());
         }
         k.wgmma_commit();
     });
@@ -140,13 +143,13 @@ pub fn multiply_columns(
 #[derive(Clone, Copy, Debug)]
 pub struct Ring {
     /// The address of the first tile.
-    tiles: Reg<U32>,
+    pub tiles: Reg<U32>,
     /// The address of the first barrier; all the full ones, then all the empty ones.
-    barriers: Reg<U32>,
+    pub barriers: Reg<U32>,
     /// Bytes from one tile to the next.
-    step: u32,
+    pub step: u32,
     /// How many tiles there are.
-    stages: u32,
+    pub stages: u32,
 }
 
 /// Bytes of a barrier in shared memory.
