@@ -1,5 +1,7 @@
 //! A kernel decoded once into what the interpreter runs.
 
+pub(crate) mod engine;
+
 use std::collections::HashMap;
 
 use ptx::{Base, Cfg, Instruction, Kernel, Kind, Modifier, Opcode, Operand, Register, Role, Space, Special, Type};
@@ -13,7 +15,9 @@ use crate::scalar;
 pub(crate) const SHARED_WINDOW: u64 = 0x1_0000_0000;
 /// Where local memory appears in the generic address space.
 pub(crate) const LOCAL_WINDOW: u64 = 0x2_0000_0000;
-/// The size of either window.
+/// Where the kernel's parameters appear in the generic address space.
+pub(crate) const PARAM_WINDOW: u64 = 0x3_0000_0000;
+/// The size of any window.
 pub(crate) const WINDOW_BYTES: u64 = 0x1_0000_0000;
 
 /// What the interpreter does for an instruction. Names end in the width of what is computed.
@@ -97,9 +101,13 @@ pub(crate) enum Code {
     LoadConstant,
     AtomicShared,
     AtomicGlobal,
+    /// A load (`d` is 0), store or atomic by `shared::cluster` addresses.
+    Cluster,
     CopyAsync,
     CopyCommit,
     CopyWait,
+    /// What is asynchronous or between CTAs: [`engine::EngineOp`].
+    Engine,
     Shuffle,
     Vote,
     ActiveMask,
@@ -233,6 +241,11 @@ pub(crate) struct Program {
     pub comparisons: Vec<Comparison>,
     pub warp_ops: Vec<WarpOp>,
     pub barriers: Vec<BarrierOp>,
+    pub engine: Vec<engine::EngineOp>,
+    /// Whether some instruction makes an asynchronous engine read shared memory.
+    pub uses_async_proxy: bool,
+    /// Parameter memory.
+    pub params: Vec<u8>,
     /// Registers of each width that a warp needs.
     pub narrow: u32,
     pub wide: u32,
@@ -262,8 +275,7 @@ struct Decoder {
     specials: HashMap<Special, u32>,
     /// The address of each variable in its space.
     variables: Vec<u64>,
-    /// Parameter memory and where each parameter starts.
-    params: Vec<u8>,
+    /// Where each parameter starts.
     param_offsets: Vec<u64>,
     merged: HashMap<usize, Vec<Merged>>,
     position: usize,
@@ -289,6 +301,9 @@ impl Program {
                 comparisons: Vec::new(),
                 warp_ops: Vec::new(),
                 barriers: Vec::new(),
+                engine: Vec::new(),
+                uses_async_proxy: kernel.instructions().any(engine::reads_by_proxy),
+                params,
                 narrow: allocation.narrow,
                 wide: allocation.wide,
                 predicates: allocation.predicates + FIXED_PREDICATES,
@@ -305,7 +320,6 @@ impl Program {
             specials: HashMap::new(),
             variables,
             param_offsets: parameter_layout(kernel).0,
-            params,
             merged: merged_accesses(kernel),
             position: 0,
         };
@@ -474,7 +488,9 @@ impl Decoder {
             Operand::VariableAddress(variable, offset) => {
                 self.variables[variable.0 as usize].wrapping_add(*offset as u64)
             }
-            Operand::ParameterAddress(..) => return Err("the address of a parameter is not a value here".into()),
+            Operand::ParameterAddress(parameter, offset) => {
+                (PARAM_WINDOW + self.param_offsets[parameter.0 as usize]).wrapping_add(*offset as u64)
+            }
             other => return Err(format!("operand {other:?} is not a value")),
         };
         Ok((self.constant(value & mask, width), width))
@@ -525,6 +541,7 @@ impl Decoder {
         };
         let mut op = Op { code: Code::Nop, d: 0, a: 0, b: 0, c: 0, aux: 0, guard };
         match instruction.opcode() {
+            _ if engine::covers(instruction) => self.engine(instruction, &mut op)?,
             Opcode::Bra => {
                 let label = instruction.target().ok_or("a branch without a target")?;
                 op.code = Code::Branch;
@@ -532,7 +549,7 @@ impl Decoder {
             }
             Opcode::Ret | Opcode::Exit => op.code = Code::Exit,
             Opcode::Trap => op.code = Code::Trap,
-            Opcode::Nanosleep | Opcode::Membar | Opcode::Fence | Opcode::Prefetch => op.code = Code::Nop,
+            Opcode::Nanosleep | Opcode::Prefetch => op.code = Code::Nop,
             Opcode::Ld | Opcode::St | Opcode::Atom | Opcode::Red => self.memory(instruction, &mut op)?,
             Opcode::CpAsync => self.copy(instruction, &mut op)?,
             Opcode::Bar | Opcode::Barrier => self.barrier(instruction, &mut op)?,
@@ -808,7 +825,8 @@ impl Decoder {
         let shared = space(&[Modifier::Shared, Modifier::SharedCta]);
         let local = instruction.has(Modifier::Local);
         let constant = instruction.has(Modifier::Const);
-        if space(&[Modifier::SharedCluster, Modifier::ParamFunc]) {
+        let cluster = instruction.has(Modifier::SharedCluster);
+        if instruction.has(Modifier::ParamFunc) {
             return Err("this state space is not there yet".into());
         }
         let (base, offset) = self.address(address)?;
@@ -852,7 +870,11 @@ impl Decoder {
                 registers = vec![None];
             }
         }
+        if cluster {
+            op.d = u32::from(opcode == Opcode::St);
+        }
         op.code = match (opcode, shared, local, constant) {
+            _ if cluster => Code::Cluster,
             (Opcode::Ld, true, ..) => Code::LoadShared,
             (Opcode::St, true, ..) => Code::StoreShared,
             (Opcode::Atom | Opcode::Red, true, ..) => Code::AtomicShared,
@@ -863,7 +885,7 @@ impl Decoder {
             (Opcode::St, ..) => Code::StoreGlobal,
             _ => Code::AtomicGlobal,
         };
-        let generic = !shared && !local && !constant && !instruction.has(Modifier::Global);
+        let generic = !shared && !cluster && !local && !constant && !instruction.has(Modifier::Global);
         op.aux = self.program.memory.len() as u32;
         self.program.memory.push(MemoryOp {
             base,
@@ -894,7 +916,7 @@ impl Decoder {
         let start = (self.param_offsets[parameter.0 as usize] as i64).saturating_add(address.offset);
         let bytes = usize::try_from(start)
             .ok()
-            .and_then(|start| self.params.get(start..start.checked_add(ty.bytes() as usize)?));
+            .and_then(|start| self.program.params.get(start..start.checked_add(ty.bytes() as usize)?));
         let bytes = bytes.ok_or("it reads outside parameter memory")?;
         let mut value = bytes.iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte));
         let (place, width) = self.register(*to)?;
