@@ -101,7 +101,7 @@ pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
                 if CANCEL.load(Ordering::Relaxed) {
                     return Err(Failure::Interrupted);
                 }
-                let tiles = arguments.tiles.of(stratum, device.sm, problem.head_dim, problem.head_dim_v);
+                let tiles = arguments.tiles.of(stratum, device.sm, &problem);
                 let mut stream = context.stream()?;
                 let measured = match lab::bench(&mut stream, stratum, Some(tiles), &problem, &inputs, &options) {
                     Ok(measured) => measured,

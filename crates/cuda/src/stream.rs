@@ -274,6 +274,10 @@ impl Backend for Stream {
         self.context.device().sm
     }
 
+    fn multiprocessors(&self) -> Option<u32> {
+        Some(self.context.device().multiprocessors)
+    }
+
     fn alloc(&mut self, bytes: u64) -> Result<u64, Error> {
         let current = self.context.current()?;
         // The driver refuses an allocation of nothing.

@@ -40,6 +40,10 @@ impl Backend for Device<'_> {
         self.options.sm
     }
 
+    fn multiprocessors(&self) -> Option<u32> {
+        None
+    }
+
     fn alloc(&mut self, bytes: u64) -> Result<u64, DeviceError> {
         Ok(self.memory.alloc(bytes)?)
     }

@@ -3,7 +3,7 @@
 use ptx::{KernelError, Target};
 
 use crate::config::{Config, Program};
-use crate::{Dtype, Stratum, naive, v1, v2, v2_kt};
+use crate::{Dtype, naive, v1, v2, v2_kt};
 
 /// A function that writes a kernel.
 type Write = fn(&Config) -> Result<Program, KernelError>;

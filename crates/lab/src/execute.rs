@@ -89,7 +89,7 @@ pub fn execute(
     sm: Sm,
     watch: Watch<'_>,
 ) -> Result<Execution, ExecuteError> {
-    let plan = kernels::plan(stratum, problem, sm.into(), &Layout::of(problem, inputs)?, Some(tiles))?;
+    let plan = kernels::plan(stratum, problem, Target::best(sm), &Layout::of(problem, inputs)?, Some(tiles))?;
     execute_plan(plan, problem, inputs, watch)
 }
 

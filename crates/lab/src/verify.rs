@@ -142,7 +142,7 @@ pub fn verify<B: Backend>(
     let mut compute_one = |problem: &Problem, inputs: &Inputs| {
         let mut backend = backend().map_err(ComputeError::Backend)?;
         let layout = Layout::of(problem, inputs)?;
-        let plan = kernels::plan(stratum, problem, backend.sm().into(), &layout, tiles)?;
+        let plan = kernels::plan(stratum, problem, Target::best(backend.sm()), &layout, tiles)?;
         compute(&mut backend, &plan, problem, inputs).map(|computed| computed.outputs)
     };
     let runs = runs(case, dtype, seed)?;
