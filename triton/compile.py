@@ -1,0 +1,238 @@
+"""Compiles the corpus with the installed Triton and writes PTX, launch descriptions, inputs and expected outputs.
+
+    python compile.py OUT [--quick] [--only REGEX] [--cc 75,80,90,100] [--cubin] [--jobs N]
+
+For each case and architecture OUT holds NAME-CC.ptx and NAME-CC.toml; inputs and expected outputs are OUT/data/NAME-*.npy and
+the same for every architecture and version of Triton. OUT/index.json says what was compiled and what was not and why. Needs no
+GPU. Cases for sm_100 have no .toml: they are there to be parsed.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import hashlib
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+import traceback
+
+GPUS = {75: "rtx2070", 80: "a100", 90: "h200", 100: "b200"}
+
+
+def specialise(case):
+    """The signature, constants and attributes that Triton's own launcher would derive from the arguments."""
+    from cases import Map, Out
+    from formats import TYPES, Tensor
+    signature, constants, attributes = {}, dict(case.constants), {}
+    for position, name in enumerate(case.kernel.arg_names):
+        divisible = {(position, ): [["tt.divisibility", 16]]}
+        if name in case.constants:
+            signature[name] = "constexpr"
+            continue
+        value = case.arguments[name]
+        if isinstance(value, (Out, Tensor)):
+            signature[name] = "*" + TYPES[value.dtype][0]
+            attributes.update(divisible)
+        elif isinstance(value, Map):
+            signature[name] = f"tensordesc<{TYPES[value.of.dtype][0]}[{','.join(map(str, value.box))}]>"
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif value == 1:
+            signature[name] = "constexpr"
+            constants[name] = 1
+        else:
+            signature[name] = "i32"
+            if value % 16 == 0:
+                attributes.update(divisible)
+    return signature, constants, attributes
+
+
+def compile_case(case, cc, cubin):
+    """Triton's result for one architecture. Without `cubin` the assembler is not called."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.compiler import ASTSource
+    if not cubin:
+        CUDABackend.make_cubin = lambda self, *_: b""
+    signature, constants, attributes = specialise(case)
+    source = ASTSource(case.kernel, signature, constants, attributes)
+    options = dict(num_warps=case.warps, num_stages=case.stages, **case.options)
+    return triton.compile(source, target=GPUTarget("cuda", cc, 32), options=options)
+
+
+def entry_parameters(ptx):
+    """The declarations of the entry's parameters."""
+    listed = re.search(r"\.entry\s+\w+\s*\(([^)]*)\)", ptx).group(1)
+    return [p.strip() for p in listed.split(",") if p.strip()]
+
+
+def array(shape):
+    return "x".join(map(str, shape))
+
+
+def describe(case, cc, compiled):
+    """The launch description as text."""
+    from cases import Map, Out
+    from formats import Tensor
+    ptx, metadata = compiled.asm["ptx"], compiled.metadata
+    threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", ptx)
+    cluster = getattr(metadata, "cluster_dims", None) or (getattr(metadata, "num_ctas", 1), 1, 1)
+    tail, maps, place = [], [], {}
+    arguments = []
+
+    def buffer(name, value):
+        how = f"@data/{case.name}-{name}.npy"
+        if isinstance(value, Out):
+            how = "ones" if value.dtype[0] in "iu" else "nan"
+        return f"buf:{value.dtype}:{array(value.shape)}:{how}"
+
+    for name in case.kernel.arg_names:
+        value = case.arguments.get(name)
+        if name in case.constants or (isinstance(value, int) and value == 1):
+            continue
+        place[name] = len(arguments)
+        if isinstance(value, (Out, Tensor)):
+            arguments.append(buffer(name, value))
+        elif isinstance(value, Map):
+            arguments.append(f"map:{name}")
+            shape = value.of.shape
+            strides = [math.prod(shape[i + 1:]) for i in range(len(shape))]
+            arguments += [f"i32:{n}" for n in shape] + [f"i64:{n}" for n in strides]
+            maps.append((name, value, compiled.metadata.tensordesc_meta[len(maps)]))
+        elif isinstance(value, float):
+            arguments.append(f"f32:{value!r}")
+        else:
+            arguments.append(f"i32:{value}")
+    ctas = case.grid[0] * case.grid[1] * case.grid[2] * getattr(metadata, "num_ctas", 1)
+    parameters = entry_parameters(ptx)
+    for size in (getattr(metadata, "global_scratch_size", 0), getattr(metadata, "profile_scratch_size", 0)):
+        if len(arguments) < len(parameters):
+            arguments.append(f"buf:u8:{size * ctas}:zeros" if size else "null")
+    if len(arguments) != len(parameters):
+        raise ValueError(f"the entry takes {len(parameters)} parameters, the launch has {len(arguments)}")
+
+    lines = [f'ptx = "{case.name}-{cc}.ptx"', f'entry = "{metadata.name}"', f'gpu = "{GPUS[cc]}"', f"grid = {list(case.grid)}",
+             f"block = [{int(threads.group(1)) if threads else 32 * metadata.num_warps}, 1, 1]", f"cluster = {list(cluster)}",
+             f"shared = {metadata.shared}", "args = ["]
+    lines += [f'    "{a}",' for a in arguments] + ["]"]
+    for name, expect in case.expect.items():
+        lines += ["", "[[expect]]"]
+        lines += [f'map = "{name}"' if isinstance(case.arguments[name], Map) else f"arg = {place[name]}"]
+        lines += [f'file = "data/{case.name}-{name}-expected.npy"', f"abs = {float(expect.abs)!r}", f"rel = {float(expect.rel)!r}"]
+    for name, value, meta in maps:
+        box = list(meta["block_size"])
+        size = meta["elem_size"]
+        shape = value.of.shape
+        strides = [math.prod(shape[i + 1:]) * size for i in range(len(shape) - 1)]
+        lines += ["", f"[map.{name}]", f'buffer = "{buffer(name, value.of)}"', f"sizes = {list(shape)[::-1]}",
+                  f"strides = {strides[::-1]}", f"box = {box[::-1]}", f"swizzle = {[0, 32, 64, 128][meta['swizzle']]}"]
+    return "\n".join(lines) + "\n"
+
+
+def write_data(case, out):
+    """Inputs and expectations, once for all architectures."""
+    import numpy as np
+    from cases import Map
+    from formats import Tensor
+    for name, value in case.arguments.items():
+        value = value.of if isinstance(value, Map) else value
+        if isinstance(value, Tensor):
+            np.save(out / f"data/{case.name}-{name}.npy", value.bits)
+    for name, expect in case.expect.items():
+        integer = np.issubdtype(expect.want.dtype, np.integer)
+        buffer = case.arguments[name]
+        wide = (buffer.of if isinstance(buffer, Map) else buffer).dtype
+        kind = {"f64": np.float64, "i64": np.int64, "u32": np.int64}.get(wide, np.int32 if integer else np.float32)
+        np.save(out / f"data/{case.name}-{name}-expected.npy", expect.want.astype(kind))
+
+
+def opcodes(ptx):
+    """The instructions' forms, without registers."""
+    text = re.sub(r"//[^\n]*", "", ptx.split("\n\t.section")[0])
+    for line in text.splitlines():
+        m = re.match(r"\s*(?:\{\s*)?(?:@!?%\w+\s+)?([a-z][a-z0-9_]*(?:[.:]+[a-zA-Z0-9_]+)*)(?:\s|;)", line)
+        if m and not line.rstrip().endswith(":"):
+            yield m.group(1)
+
+
+def portable_hash(ptx):
+    """A digest without what depends on where the source lies: file names and debug sections."""
+    text = "\n".join(line for line in ptx.split("\n\t.section")[0].splitlines() if not line.startswith("\t.file"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def work(job):
+    """Compiles one case for all architectures; runs in a process of its own."""
+    index, ccs, out, cubin = job
+    # The compiler prints modules and reproducers when a pass fails; the reason goes into the index.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    from cases import CASES
+    case, out = CASES[index], pathlib.Path(out)
+    rows, forms = [], collections.Counter()
+    write_data(case, out)
+    for cc in ccs:
+        row = dict(case=case.name, kernel=case.kernel.__name__, cc=cc)
+        rows.append(row)
+        stem = f"{case.name}-{cc}"
+        if cc < case.least:
+            row["skipped"] = f"written for sm_{case.least} and later"
+            continue
+        try:
+            compiled = compile_case(case, cc, cubin)
+            ptx = compiled.asm["ptx"]
+            launch = describe(case, cc, compiled) if cc < 100 else None
+        except BaseException as error:  # The compiler's own failures come in every class.
+            last = traceback.format_exception_only(error)[-1].strip().splitlines()
+            row["skipped"] = (last[-1] if last else type(error).__name__)[:400]
+            continue
+        (out / f"{stem}.ptx").write_text(ptx)
+        row.update(ptx=f"{stem}.ptx", sha256=portable_hash(ptx), bytes=len(ptx))
+        forms.update(opcodes(ptx))
+        if launch:
+            (out / f"{stem}.toml").write_text(launch)
+            row["launch"] = f"{stem}.toml"
+        if cubin:
+            (out / f"{stem}.cubin").write_bytes(compiled.asm["cubin"])
+            row["cubin"] = f"{stem}.cubin"
+    return rows, forms
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--quick", action="store_true", help="a dozen cases")
+    parser.add_argument("--only", default="", help="cases whose name matches this regular expression")
+    parser.add_argument("--cc", default="", help="architectures (75,80,90,100; with --quick 75,80,90)")
+    parser.add_argument("--cubin", action="store_true", help="assemble too, and write the cubins")
+    parser.add_argument("--jobs", type=int, default=2)
+    arguments = parser.parse_args()
+    ccs = [int(c) for c in (arguments.cc or ("75,80,90" if arguments.quick else "75,80,90,100")).split(",")]
+    (arguments.out / "data").mkdir(parents=True, exist_ok=True)
+    # A cache of its own: entries without a cubin must not be found by others.
+    cache = tempfile.mkdtemp(prefix="triton-cache-")
+    os.environ["TRITON_CACHE_DIR"] = cache
+    import triton
+    from cases import CASES
+    jobs = [(i, ccs, str(arguments.out), arguments.cubin) for i, c in enumerate(CASES)
+            if re.search(arguments.only, c.name) and (c.quick or not arguments.quick)]
+    rows, forms = [], collections.Counter()
+    with concurrent.futures.ProcessPoolExecutor(arguments.jobs) as pool:
+        for some, counted in pool.map(work, jobs):
+            rows += some
+            forms.update(counted)
+    shutil.rmtree(cache, ignore_errors=True)
+    done = [r for r in rows if "ptx" in r]
+    index = dict(triton=triton.__version__, cases=rows, forms=dict(sorted(forms.items())))
+    (arguments.out / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+    print(f"Triton {triton.__version__}: {len(done)} of {len(rows)} compiled, {len(forms)} forms, {sum(forms.values())} instructions")
+
+
+if __name__ == "__main__":
+    main()
