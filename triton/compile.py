@@ -108,7 +108,9 @@ def describe(case, cc, compiled):
             arguments.append(f"f32:{value!r}")
         else:
             arguments.append(f"i32:{value}")
-    ctas = case.grid[0] * case.grid[1] * case.grid[2] * getattr(metadata, "num_ctas", 1)
+    # Triton's grid counts clusters.
+    grid = [case.grid[0] * getattr(metadata, "num_ctas", 1), *case.grid[1:]]
+    ctas = math.prod(grid)
     parameters = entry_parameters(ptx)
     for size in (getattr(metadata, "global_scratch_size", 0), getattr(metadata, "profile_scratch_size", 0)):
         if len(arguments) < len(parameters):
@@ -116,7 +118,7 @@ def describe(case, cc, compiled):
     if len(arguments) != len(parameters):
         raise ValueError(f"the entry takes {len(parameters)} parameters, the launch has {len(arguments)}")
 
-    lines = [f'ptx = "{case.name}-{cc}.ptx"', f'entry = "{metadata.name}"', f'gpu = "{GPUS[cc]}"', f"grid = {list(case.grid)}",
+    lines = [f'ptx = "{case.name}-{cc}.ptx"', f'entry = "{metadata.name}"', f'gpu = "{GPUS[cc]}"', f"grid = {grid}",
              f"block = [{int(threads.group(1)) if threads else 32 * metadata.num_warps}, 1, 1]", f"cluster = {list(cluster)}",
              f"shared = {metadata.shared}", "args = ["]
     lines += [f'    "{a}",' for a in arguments] + ["]"]
@@ -189,8 +191,9 @@ def work(job):
             ptx = compiled.asm["ptx"]
             launch = describe(case, cc, compiled) if cc < 100 else None
         except BaseException as error:  # The compiler's own failures come in every class.
-            last = traceback.format_exception_only(error)[-1].strip().splitlines()
-            row["skipped"] = (last[-1] if last else type(error).__name__)[:400]
+            while error.__cause__:
+                error = error.__cause__
+            row["skipped"] = traceback.format_exception_only(error)[-1].strip().splitlines()[-1][:400]
             continue
         (out / f"{stem}.ptx").write_text(ptx)
         row.update(ptx=f"{stem}.ptx", sha256=portable_hash(ptx), bytes=len(ptx))

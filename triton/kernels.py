@@ -76,16 +76,17 @@ def library_functions(x, out, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
     v = tl.load(x + at, mask=inside, other=0.5)
+    three = tl.full((BLOCK, ), 3.0, v.dtype)
     tl.store(out + 0 * n + at, libdevice.tanh(v), mask=inside)
     tl.store(out + 1 * n + at, libdevice.asin(v), mask=inside)
-    tl.store(out + 2 * n + at, libdevice.atan2(v, 0.75), mask=inside)
-    tl.store(out + 3 * n + at, libdevice.pow(v, 2.5), mask=inside)
+    tl.store(out + 2 * n + at, libdevice.atan2(v, three), mask=inside)
+    tl.store(out + 3 * n + at, libdevice.pow(v, three), mask=inside)
     tl.store(out + 4 * n + at, libdevice.log1p(v), mask=inside)
     tl.store(out + 5 * n + at, libdevice.expm1(v), mask=inside)
     tl.store(out + 6 * n + at, libdevice.rint(v * 100.0), mask=inside)
-    tl.store(out + 7 * n + at, libdevice.fmod(v * 100.0, 7.0), mask=inside)
+    tl.store(out + 7 * n + at, libdevice.fmod(v * 100.0, three), mask=inside)
     tl.store(out + 8 * n + at, libdevice.cbrt(v), mask=inside)
-    tl.store(out + 9 * n + at, libdevice.hypot(v, 3.0), mask=inside)
+    tl.store(out + 9 * n + at, libdevice.hypot(v, three), mask=inside)
     tl.store(out + 10 * n + at, libdevice.tan(v * 1.0e6), mask=inside)
 
 
@@ -174,7 +175,7 @@ def interleave_rotate(x, out, n, BLOCK: tl.constexpr):
     even, odd = tl.split(tl.reshape(v, (BLOCK // 2, 2)))
     r = tl.interleave(even * 0.8660254037844387 - odd * 0.5, even * 0.5 + odd * 0.8660254037844387)
     tl.store(out + at, r.to(out.dtype.element_ty))
-    tl.store(out + n + at, tl.flip(r).to(out.dtype.element_ty))
+    tl.store(out + n + at, tl.flip(r, 0).to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -1000,3 +1001,147 @@ def checked_divide(x, y, out, n, BLOCK: tl.constexpr):
     divisor = tl.load(y + at, mask=at < n, other=1)
     tl.device_assert(divisor != 0, "divisor is zero")
     tl.store(out + at, tl.load(x + at, mask=at < n, other=0) // divisor, mask=at < n)
+
+
+# Less common instructions
+
+
+@triton.jit
+def copy_hinted(x, out, n, BLOCK: tl.constexpr):
+    """Loads and stores with cache operators and eviction policies; three results that must agree."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    first = tl.load(x + at, mask=inside, other=0.0, eviction_policy="evict_first")
+    last = tl.load(x + at, mask=inside, other=0.0, eviction_policy="evict_last")
+    global_level = tl.load(x + at, mask=inside, other=0.0, cache_modifier=".cg")
+    volatile = tl.load(x + at, mask=inside, other=0.0, cache_modifier=".cv", volatile=True)
+    tl.store(out + at, first + last, mask=inside, cache_modifier=".cs", eviction_policy="evict_first")
+    tl.store(out + n + at, global_level + volatile, mask=inside, cache_modifier=".wt")
+
+
+@triton.jit
+def join_moments(mean1, m1, n1, mean2, m2, n2):
+    """Mean, sum of squared differences and count of two disjoint samples."""
+    n = n1 + n2
+    d = mean2 - mean1
+    share = tl.where(n == 0, 0.0, n2 / n)
+    return mean1 + d * share, m1 + m2 + d * d * n1 * share, n
+
+
+@triton.jit
+def moments(x, mean_out, variance_out, columns, BLOCK: tl.constexpr):
+    """Mean and variance of a row by a reduction over three values with an operation of its own."""
+    at = tl.arange(0, BLOCK)
+    inside = at < columns
+    v = tl.load(x + tl.program_id(0) * columns + at, mask=inside, other=0.0).to(tl.float32)
+    mean, m, n = tl.reduce((v, tl.zeros_like(v), inside.to(tl.float32)), 0, join_moments)
+    tl.store(mean_out + tl.program_id(0), mean)
+    tl.store(variance_out + tl.program_id(0), m / n)
+
+
+@triton.jit
+def narrow_arithmetic(x, y, out, n, BLOCK: tl.constexpr):
+    """Arithmetic that stays in 16 bits, comparisons and booleans."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    a = tl.load(x + at, mask=inside, other=1.0)
+    b = tl.load(y + at, mask=inside, other=1.0)
+    tl.store(out + 0 * n + at, a * b, mask=inside)
+    tl.store(out + 1 * n + at, a - b, mask=inside)
+    tl.store(out + 2 * n + at, tl.maximum(a, b), mask=inside)
+    tl.store(out + 3 * n + at, tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL), mask=inside)
+    tl.store(out + 4 * n + at, tl.where((a > b) & (a != 0.0) | (b <= -1.0), a, -b), mask=inside)
+    tl.store(out + 5 * n + at, tl.abs(a), mask=inside)
+    tl.store(out + 6 * n + at, tl.clamp(a, -0.5, 0.5), mask=inside)
+
+
+@triton.jit
+def flags(x, out, count, n, BLOCK: tl.constexpr):
+    """Bytes as booleans: loads, logic, a vote over the block, stores."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    v = tl.load(x + at, mask=inside, other=0)
+    odd = (v & 1) != 0
+    large = v > 50
+    tl.store(out + at, (odd ^ large).to(tl.int8), mask=inside)
+    tl.store(count + tl.program_id(0), tl.sum((odd & large).to(tl.int32), axis=0))
+
+
+@triton.jit
+def atomics_scoped(x, sums, places, BINS: tl.constexpr, BLOCK: tl.constexpr):
+    """Atomics with every order and scope; a scalar one and one per lane with the old value used."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at)
+    tl.atomic_add(sums + v % BINS, 1, sem="release", scope="gpu")
+    tl.atomic_add(sums + BINS + v % BINS, 1, sem="acquire", scope="sys")
+    tl.atomic_add(sums + 2 * BINS + v % BINS, 1, mask=(v & 1) == 0, sem="acq_rel", scope="gpu")
+    place = tl.atomic_add(places + tl.zeros_like(at), 1, sem="relaxed", scope="gpu")
+    tl.store(places + 1 + place, 7)
+
+
+@triton.jit
+def compare_and_swap(x, slots, BINS: tl.constexpr, BLOCK: tl.constexpr):
+    """The first value to reach a bin stays: a block of compare-and-swap operations on 64 bits."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at)
+    empty = tl.zeros_like(v)
+    tl.atomic_cas(slots + at % BINS, empty, v)
+
+
+@triton.jit
+def dependent_launch(x, out, n, BLOCK: tl.constexpr):
+    """Waits for the kernel before and releases the one after (programmatic dependent launch)."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    tl.extra.cuda.gdc_wait()
+    v = tl.load(x + at, mask=inside, other=0.0)
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.store(out + at, v + 1.0, mask=inside)
+
+
+@triton.jit
+def printing(x, out, n, BLOCK: tl.constexpr):
+    """Prints from the device when a value is far out (none is): calls of the runtime's print function."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, mask=at < n, other=0.0)
+    if tl.max(v, axis=0) > 1000.0:
+        tl.device_print("far out", v)
+    tl.store(out + at, v * 2.0, mask=at < n)
+
+
+@triton.jit
+def sector_walk(x, out, n, BLOCK: tl.constexpr):
+    """A chain of dependent loads: each lane follows indices until it meets its own place again."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.load(x + at)
+    length = tl.full((BLOCK, ), 1, tl.int32)
+    while tl.sum((place != at).to(tl.int32), axis=0) > 0:
+        moving = place != at
+        length += moving.to(tl.int32)
+        place = tl.where(moving, tl.load(x + place, mask=moving, other=0), place)
+    tl.store(out + at, length)
+
+
+@triton.jit
+def volume_5d_descriptors(a, c, D0, D1, D2, D3, D4, B3: tl.constexpr, B4: tl.constexpr):
+    """A five-dimensional tensor copy in and out."""
+    s3 = D4
+    s2 = D3 * s3
+    s1 = D2 * s2
+    s0 = D1 * s1
+    source = tl.make_tensor_descriptor(a, [D0, D1, D2, D3, D4], [s0, s1, s2, s3, 1], [1, 1, 2, B3, B4])
+    target = tl.make_tensor_descriptor(c, [D0, D1, D2, D3, D4], [s0, s1, s2, s3, 1], [1, 1, 2, B3, B4])
+    at = [tl.program_id(0), tl.program_id(1), tl.program_id(2) * 2, 0, 0]
+    target.store(at, source.load(at) + 1.0)
+
+
+@triton.jit
+def reduce_descriptors(a, low, high, ands, ors, xors, rows, columns, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Reducing tensor copies of every integer operation; all programs meet in one tile."""
+    source = tl.make_tensor_descriptor(a, [rows, columns], [columns, 1], [BLOCK_R, BLOCK_C])
+    v = source.load([tl.program_id(0) * BLOCK_R, 0])
+    tl.make_tensor_descriptor(low, [BLOCK_R, columns], [columns, 1], [BLOCK_R, BLOCK_C]).atomic_min([0, 0], v)
+    tl.make_tensor_descriptor(high, [BLOCK_R, columns], [columns, 1], [BLOCK_R, BLOCK_C]).atomic_max([0, 0], v)
+    tl.make_tensor_descriptor(ands, [BLOCK_R, columns], [columns, 1], [BLOCK_R, BLOCK_C]).atomic_and([0, 0], v)
+    tl.make_tensor_descriptor(ors, [BLOCK_R, columns], [columns, 1], [BLOCK_R, BLOCK_C]).atomic_or([0, 0], v)
+    tl.make_tensor_descriptor(xors, [BLOCK_R, columns], [columns, 1], [BLOCK_R, BLOCK_C]).atomic_xor([0, 0], v)
