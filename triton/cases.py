@@ -28,6 +28,7 @@ class Map:
 
     of: object
     box: tuple
+    layout: object = None
 
 
 @dataclass
@@ -884,5 +885,61 @@ def clusters():
         case(name, kernel, arguments, constants, (1, 1), dict(c=product(a.values @ b.values, "f32", k)), options=dict(num_ctas=2), least=90)
 
 
-for build in (elementwise, generators, control_flow, rows, movement, products, attention, uncommon, clusters):
+
+def hand_layouts():
+    import layouts as L
+    from layouts import gl
+
+    by_rows = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    for dtype in ["f32", "f16", "bf16"]:
+        for label, shared in [("conflicts", gl.SwizzledSharedLayout(1, 1, 1, [1, 0])), ("swizzled", gl.SwizzledSharedLayout(1, 1, 32, [1, 0])),
+                              ("half", gl.SwizzledSharedLayout(1, 2, 8, [1, 0]))]:
+            name = f"transpose_tile-{dtype}-{label}"
+            x = randn(random(name), dtype, 4, 64, 32)
+            case(name, L.transpose_tile, dict(x=x, out=Out(dtype, (4, 32, 64))),
+                 dict(R=64, C=32, BY_ROWS=by_rows, BY_COLUMNS=by_rows, SHARED=shared), (4, ), dict(out=exactly(x.values.transpose(0, 2, 1))))
+    wide = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    for label, shared in [("conflicts", gl.SwizzledSharedLayout(1, 1, 1, [1, 0])), ("swizzled", gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))]:
+        name = f"transpose_async-f32-{label}"
+        x = randn(random(name), "f32", 5, 32, 32)
+        case(name, L.transpose_async, dict(x=x, out=Out("f32", (5, 32, 32)), n=5),
+             dict(R=32, C=32, BY_ROWS=wide, BY_COLUMNS=by_rows, SHARED=shared), (1, ), dict(out=exactly(x.values.transpose(0, 2, 1))), least=80)
+    for dtype in ["f16", "bf16"]:
+        for label, shared in [("conflicts", gl.SwizzledSharedLayout(1, 1, 1, [1, 0])), ("swizzled", gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))]:
+            name = f"product_tile-{dtype}-{label}"
+            r = random(name)
+            a, b = randn(r, dtype, 64, 64), randn(r, dtype, 64, 64)
+            mma = gl.NVMMADistributedLayout([2, 0], [2, 2], [16, 8])
+            case(name, L.product_tile, dict(a=a, b=b, c=Out("f32", (64, 64))),
+                 dict(M=64, N=64, K=64, BLOCKED=gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]), SHARED_A=shared, SHARED_B=shared, MMA=mma,
+                      OPERAND_A=gl.DotOperandLayout(0, mma, 2), OPERAND_B=gl.DotOperandLayout(1, mma, 2)), (1, ),
+                 dict(c=product(a.values @ b.values, "f32", 64)), least=80)
+    for dtype in ["f16", "bf16"]:
+        for kernel in [L.ring, L.specialised]:
+            name = f"{kernel.__name__}-{dtype}"
+            r = random(name)
+            m, n, k, bn = 128, 128, 320, 64 if dtype == "f16" else 128
+            a, b = randn(r, dtype, m, k), randn(r, dtype, k, n)
+            layout = gl.NVMMASharedLayout(128, 16, 2)
+            case(name, kernel,
+                 dict(left=Map(a, (64, 64), layout), right=Map(b, (64, bn), layout), c=Out("f32", (m, n)), N=n, K=k),
+                 dict(BM=64, BN=bn, BK=64, STAGES=3, MMA=gl.NVMMADistributedLayout([3, 0], [4, 1], [16, bn, 16])), (m // 64, n // bn),
+                 dict(c=product(a.values @ b.values, "f32", k)), least=90)
+    if "cga_layout" not in gl.BlockedLayout.__dataclass_fields__:
+        return
+    name = "cluster_exchange-f32"
+    x = randn(random(name), "f32", 64, 64)
+    case(name, L.cluster_exchange, dict(x=x, out=Out("f32", (64, 64))),
+         dict(R=64, C=64, BY_ROWS=gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0], cga_layout=[[1, 0]]),
+              BY_COLUMNS=gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0], cga_layout=[[0, 1]])), (1, ), dict(out=exactly(2 * x.values)),
+         options=dict(num_ctas=2), least=90)
+    name = "cluster_multicast-f16"
+    x = randn(random(name), "f16", 64, 64)
+    layout = gl.NVMMASharedLayout(128, 16, 2, cga_layout=[[0, 0]])
+    case(name, L.cluster_multicast, dict(source=Map(x, (64, 64), layout), out=Out("f16", (64, 64))),
+         dict(R=64, C=64, LAYOUT=gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0], cga_layout=[[0, 0]])), (1, ),
+         dict(out=exactly(x.values)), options=dict(num_ctas=2), least=90)
+
+
+for build in (elementwise, generators, control_flow, rows, movement, products, attention, uncommon, clusters, hand_layouts):
     build()

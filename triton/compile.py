@@ -3,8 +3,8 @@
     python compile.py OUT [--quick] [--only REGEX] [--cc 75,80,90,100] [--cubin] [--jobs N]
 
 For each case and architecture OUT holds NAME-CC.ptx and NAME-CC.toml; inputs and expected outputs are OUT/data/NAME-*.npy and
-the same for every architecture and version of Triton. OUT/index.json says what was compiled and what was not and why. Needs no
-GPU. Cases for sm_100 have no .toml: they are there to be parsed.
+the same for every architecture and version of Triton. OUT/index.json says what was compiled and what was not and why; a run
+over some cases leaves its other entries. Needs no GPU. Cases for sm_100 have no .toml: they are there to be parsed.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import concurrent.futures
 import hashlib
 import json
 import math
+import multiprocessing
 import os
 import pathlib
 import re
@@ -38,7 +39,8 @@ def specialise(case):
             signature[name] = "*" + TYPES[value.dtype][0]
             attributes.update(divisible)
         elif isinstance(value, Map):
-            signature[name] = f"tensordesc<{TYPES[value.of.dtype][0]}[{','.join(map(str, value.box))}]>"
+            layout = f",{value.layout!r}" if value.layout else ""
+            signature[name] = f"tensordesc<{TYPES[value.of.dtype][0]}[{','.join(map(str, value.box))}]{layout}>"
         elif isinstance(value, float):
             signature[name] = "fp32"
         elif value == 1:
@@ -57,10 +59,12 @@ def compile_case(case, cc, cubin):
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.compiler import CUDABackend
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
     if not cubin:
         CUDABackend.make_cubin = lambda self, *_: b""
     signature, constants, attributes = specialise(case)
-    source = ASTSource(case.kernel, signature, constants, attributes)
+    kind = GluonASTSource if case.kernel.is_gluon() else ASTSource
+    source = kind(case.kernel, signature, constants, attributes)
     options = dict(num_warps=case.warps, num_stages=case.stages, **case.options)
     return triton.compile(source, target=GPUTarget("cuda", cc, 32), options=options)
 
@@ -168,43 +172,51 @@ def portable_hash(ptx):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def work(job):
-    """Compiles one case for all architectures; runs in a process of its own."""
-    index, ccs, out, cubin = job
-    # The compiler prints modules and reproducers when a pass fails; the reason goes into the index.
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    from cases import CASES
-    case, out = CASES[index], pathlib.Path(out)
-    rows, forms = [], collections.Counter()
-    write_data(case, out)
-    for cc in ccs:
-        row = dict(case=case.name, kernel=case.kernel.__name__, cc=cc)
-        rows.append(row)
-        stem = f"{case.name}-{cc}"
-        if cc < case.least:
-            row["skipped"] = f"written for sm_{case.least} and later"
-            continue
-        try:
-            compiled = compile_case(case, cc, cubin)
-            ptx = compiled.asm["ptx"]
-            launch = describe(case, cc, compiled) if cc < 100 else None
-        except BaseException as error:  # The compiler's own failures come in every class.
-            while error.__cause__:
-                error = error.__cause__
-            row["skipped"] = traceback.format_exception_only(error)[-1].strip().splitlines()[-1][:400]
-            continue
-        (out / f"{stem}.ptx").write_text(ptx)
-        row.update(ptx=f"{stem}.ptx", sha256=portable_hash(ptx), bytes=len(ptx))
-        forms.update(opcodes(ptx))
-        if launch:
-            (out / f"{stem}.toml").write_text(launch)
-            row["launch"] = f"{stem}.toml"
-        if cubin:
-            (out / f"{stem}.cubin").write_bytes(compiled.asm["cubin"])
-            row["cubin"] = f"{stem}.cubin"
-    return rows, forms
+def compile_one(case, cc, out, cubin):
+    """Compiles one case for one architecture and writes it. Returns its row of the index."""
+    row = dict(case=case.name, kernel=case.kernel.__name__, cc=cc)
+    if cc < case.least:
+        return dict(row, skipped=f"written for sm_{case.least} and later")
+    try:
+        compiled = compile_case(case, cc, cubin)
+        ptx = compiled.asm["ptx"]
+        launch = describe(case, cc, compiled) if cc < 100 else None
+    except BaseException as error:  # The compiler's own failures come in every class.
+        while error.__cause__:
+            error = error.__cause__
+        return dict(row, skipped=traceback.format_exception_only(error)[-1].strip().splitlines()[-1][:400])
+    stem = f"{case.name}-{cc}"
+    (out / f"{stem}.ptx").write_text(ptx)
+    row.update(ptx=f"{stem}.ptx", sha256=portable_hash(ptx), bytes=len(ptx))
+    if launch:
+        (out / f"{stem}.toml").write_text(launch)
+        row["launch"] = f"{stem}.toml"
+    if cubin:
+        (out / f"{stem}.cubin").write_bytes(compiled.asm["cubin"])
+        row["cubin"] = f"{stem}.cubin"
+    return row
+
+
+def in_a_process(case, cc, out, cubin):
+    """`compile_one` in a process of its own, since the compiler can abort."""
+    def child(end):
+        # The compiler prints modules and reproducers when a pass fails; the reason goes into the index.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        end.send(compile_one(case, cc, out, cubin))
+
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=child, args=(there, ))
+    process.start()
+    there.close()
+    try:
+        return here.recv()
+    except EOFError:
+        process.join()
+        return dict(case=case.name, kernel=case.kernel.__name__, cc=cc, skipped=f"the compiler ended with status {process.exitcode}")
+    finally:
+        process.join()
 
 
 def main():
@@ -223,17 +235,22 @@ def main():
     os.environ["TRITON_CACHE_DIR"] = cache
     import triton
     from cases import CASES
-    jobs = [(i, ccs, str(arguments.out), arguments.cubin) for i, c in enumerate(CASES)
-            if re.search(arguments.only, c.name) and (c.quick or not arguments.quick)]
-    rows, forms = [], collections.Counter()
-    with concurrent.futures.ProcessPoolExecutor(arguments.jobs) as pool:
-        for some, counted in pool.map(work, jobs):
-            rows += some
-            forms.update(counted)
+    cases = [c for c in CASES if re.search(arguments.only, c.name) and (c.quick or not arguments.quick)]
+    for case in cases:
+        write_data(case, arguments.out)
+    path = arguments.out / "index.json"
+    rows = {(r["case"], r["cc"]): r for r in json.loads(path.read_text())["cases"]} if path.exists() else {}
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for future in [pool.submit(in_a_process, case, cc, arguments.out, arguments.cubin) for case in cases for cc in ccs]:
+            row = future.result()
+            rows[row["case"], row["cc"]] = row
     shutil.rmtree(cache, ignore_errors=True)
-    done = [r for r in rows if "ptx" in r]
-    index = dict(triton=triton.__version__, cases=rows, forms=dict(sorted(forms.items())))
-    (arguments.out / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+    done = [r for r in rows.values() if "ptx" in r]
+    forms = collections.Counter()
+    for row in done:
+        forms.update(opcodes((arguments.out / row["ptx"]).read_text()))
+    index = dict(triton=triton.__version__, cases=list(rows.values()), forms=dict(sorted(forms.items())))
+    path.write_text(json.dumps(index, indent=1) + "\n")
     print(f"Triton {triton.__version__}: {len(done)} of {len(rows)} compiled, {len(forms)} forms, {sum(forms.values())} instructions")
 
 
