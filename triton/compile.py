@@ -21,6 +21,8 @@ import shutil
 import tempfile
 import traceback
 
+# Names in launch descriptions of CUtensorMapSwizzle's values.
+SWIZZLES = ["none", "32B", "64B", "128B"]
 GPUS = {75: "rtx2070", 80: "a100", 90: "h200", 100: "b200"}
 
 
@@ -128,15 +130,14 @@ def describe(case, cc, compiled):
     lines += [f'    "{a}",' for a in arguments] + ["]"]
     for name, expect in case.expect.items():
         lines += ["", "[[expect]]"]
-        lines += [f'map = "{name}"' if isinstance(case.arguments[name], Map) else f"arg = {place[name]}"]
-        lines += [f'file = "data/{case.name}-{name}-expected.npy"', f"abs = {float(expect.abs)!r}", f"rel = {float(expect.rel)!r}"]
+        lines += [f"arg = {place[name]}", f'file = "data/{case.name}-{name}-expected.npy"', f"abs = {float(expect.abs)!r}", f"rel = {float(expect.rel)!r}"]
     for name, value, meta in maps:
         box = list(meta["block_size"])
         size = meta["elem_size"]
         shape = value.of.shape
         strides = [math.prod(shape[i + 1:]) * size for i in range(len(shape) - 1)]
         lines += ["", f"[map.{name}]", f'buffer = "{buffer(name, value.of)}"', f"sizes = {list(shape)[::-1]}",
-                  f"strides = {strides[::-1]}", f"box = {box[::-1]}", f"swizzle = {[0, 32, 64, 128][meta['swizzle']]}"]
+                  f"strides = {strides[::-1]}", f"box = {box[::-1]}", f'swizzle = "{SWIZZLES[meta["swizzle"]]}"']
     return "\n".join(lines) + "\n"
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from formats import TYPES, Tensor, tensor
 
-# CUtensorMapDataType by element type; CUtensorMapSwizzle by bytes.
+# CUtensorMapDataType by element type; CUtensorMapSwizzle by name.
 MAP_TYPES = {"u8": 0, "i8": 0, "e4m3": 0, "e5m2": 0, "i16": 1, "u32": 2, "i32": 3, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
-SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+SWIZZLES = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -102,10 +102,10 @@ def launch(driver, path):
         elif kind == "map":
             one = description["map"][rest]
             data = buffer(one["buffer"], folder)
-            buffers[rest] = (data, driver.allocate(data.bits))
+            buffers[place] = (data, driver.allocate(data.bits))
             block = (ctypes.c_uint64 * 24)()
             aligned = (ctypes.addressof(block) + 63) // 64 * 64
-            ctypes.memmove(aligned, encode_map(driver, one, buffers[rest][1], data.dtype), 128)
+            ctypes.memmove(aligned, encode_map(driver, one, buffers[place][1], data.dtype), 128)
             values.append((block, aligned))
         else:
             values.append({"i32": lambda: ctypes.c_int32(int(rest)), "i64": lambda: ctypes.c_int64(int(rest)),
@@ -117,13 +117,12 @@ def launch(driver, path):
 
     found = []
     for expect in description.get("expect", []):
-        place = expect["map"] if "map" in expect else expect["arg"]
-        data, address = buffers[place]
+        data, address = buffers[expect["arg"]]
         got = Tensor(data.dtype, data.bits.copy())
         driver.read(address, got.bits)
         wrong = difference(got.values, np.load(folder / expect["file"]), expect["abs"], expect["rel"])
         if wrong:
-            found.append(f"output {place}: {wrong}")
+            found.append(f"argument {expect['arg']}: {wrong}")
     for _, address in buffers.values():
         driver.free(address)
     driver.call("cuModuleUnload", module)
