@@ -30,6 +30,7 @@ mod race;
 mod report;
 mod run;
 mod scalar;
+mod tensor;
 mod traffic;
 mod warp;
 

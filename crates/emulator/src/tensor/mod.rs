@@ -1,0 +1,6 @@
+//! Tensor cores: `mma`, `ldmatrix`, `stmatrix`, `movmatrix` and `wgmma`.
+
+mod descriptor;
+mod fragment;
+mod numerics;
+mod product;
