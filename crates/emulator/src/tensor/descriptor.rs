@@ -91,7 +91,8 @@ impl Descriptor {
     pub(crate) fn for_each_mn_major(&self, units: usize, k: usize, mut visit: impl FnMut(usize, usize, u32)) {
         let chunk = CHUNK as u32;
         // Without a swizzle the two offsets change places.
-        let (along_mn, along_k) = if self.width == 1 { (self.stride, self.leading) } else { (self.leading, self.stride) };
+        let (along_mn, along_k) =
+            if self.width == 1 { (self.stride, self.leading) } else { (self.leading, self.stride) };
         for depth in 0..k {
             let (group, row) = (depth as u32 / 8, depth as u32 % 8);
             let start = self.start + group * along_k + row * self.width * chunk;
@@ -159,7 +160,11 @@ mod tests {
                 let mut seen = 0;
                 descriptor.for_each_mn_major(w * m, 8 * k, |depth, unit, address| {
                     let element = layout(unit * t, &rows) + layout(depth, &columns);
-                    assert_eq!(address as usize, swizzle(bits, 4096 + element * element_bytes), "{bits} {depth} {unit}");
+                    assert_eq!(
+                        address as usize,
+                        swizzle(bits, 4096 + element * element_bytes),
+                        "{bits} {depth} {unit}"
+                    );
                     seen += 1;
                 });
                 assert_eq!(seen, w * m * 8 * k);

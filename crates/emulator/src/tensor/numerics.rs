@@ -49,10 +49,6 @@ impl Element {
         }
     }
 
-    pub(crate) const fn is_integer(self) -> bool {
-        matches!(self, Self::S8 | Self::U8)
-    }
-
     /// The elements of a word from its low bits up; as many as [`Element::per_word`] says.
     #[inline(always)]
     pub(crate) fn widen(self, word: u32) -> [f32; 4] {

@@ -58,11 +58,6 @@ impl Shape {
         ]
     }
 
-    /// Multiply-adds count two.
-    pub(crate) const fn flops(&self) -> u64 {
-        2 * (self.m * self.n * self.k) as u64
-    }
-
     /// Puts what accumulators hold into `out`, `[m][n]`; of integers, and where they are not read, zeros.
     #[inline(always)]
     pub(crate) fn read_accumulator(&self, file: &[Lanes], places: Option<&[u32]>, out: &mut [f32]) {
