@@ -45,7 +45,7 @@ fn refuses(ptxas: &OsString, module: &str, target: Target) -> Option<String> {
     let path = folder.path().join("k.ptx");
     fs::write(&path, module).unwrap();
     let output = Command::new(ptxas)
-        .args(["-O0", "-arch", &target.to_string(), "-o"])
+        .args(["-arch", &target.to_string(), "-o"])
         .arg(folder.path().join("k.cubin"))
         .arg(path)
         .output()
