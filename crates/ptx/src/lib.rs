@@ -19,6 +19,7 @@ mod modifier;
 mod operand;
 mod parse;
 mod print;
+mod tensor_map;
 mod types;
 
 pub use arch::Target;
@@ -38,4 +39,5 @@ pub use launch::{Argument, Launch};
 pub use modifier::Modifier;
 pub use operand::{Address, Base, FunctionId, Label, Operand, Parameter, Register, Special, Variable};
 pub use parse::{ParseError, parse, parse_file};
+pub use tensor_map::{Element, L2Promotion, OutOfBounds, Swizzle, TensorMap, TensorMapError};
 pub use types::Type;
