@@ -9,6 +9,7 @@ use crate::program::Program;
 use crate::proxy::Proxy;
 use crate::race::Clock;
 use crate::run::Job;
+use crate::tensor::Flights;
 use crate::warp::{Wait, Warp};
 
 /// The bit of a `shared::cluster` address above which the CTA's rank plus one stands; zero there is the CTA's own memory.
@@ -26,6 +27,7 @@ pub(crate) struct Away {
     pub mbarriers: BTreeMap<u32, Mbarrier>,
     unwaited: HashMap<u32, u32>,
     proxy: Proxy,
+    flights: Flights,
     /// All its warps have ended. Kept for the running CTA too.
     pub ended: bool,
 }
@@ -92,6 +94,7 @@ impl Worker<'_> {
         std::mem::swap(&mut self.mbarriers, &mut away.mbarriers);
         std::mem::swap(&mut self.unwaited, &mut away.unwaited);
         std::mem::swap(&mut self.proxy, &mut away.proxy);
+        std::mem::swap(&mut self.flights, &mut away.flights);
     }
 
     /// A CTA's shared memory, and which bytes of it are written.
@@ -102,6 +105,11 @@ impl Worker<'_> {
             let peer = &mut self.peers[rank];
             (&mut peer.shared, &mut peer.written)
         }
+    }
+
+    /// The products that read a CTA's shared memory.
+    pub(crate) fn flights_of(&self, rank: usize) -> &Flights {
+        if rank == self.rank { &self.flights } else { &self.peers[rank].flights }
     }
 
     /// The proxy state of a CTA's shared memory.

@@ -140,6 +140,11 @@ impl Worker<'_> {
             if let Target::Shared { rank, address } = piece.to {
                 let access = if piece.reduce.is_some() { Access::Atomic } else { Access::Write };
                 for touched in words(address as usize, piece.bytes.len()) {
+                    if let Some((reader, address)) = self.flights_of(rank).reader_of(touched.0, touched.1) {
+                        let wgmma = self.job.instruction(reader);
+                        let kind = FaultKind::WgmmaOverwritten { address, wgmma };
+                        return Err(Box::new((kind, position, warp.index, lane)));
+                    }
                     self.races.note_copy(&mut interval, rank, touched, access, position);
                 }
                 self.proxy_of(rank).async_write(address as usize, piece.bytes.len());

@@ -12,6 +12,7 @@ use crate::proxy::Proxy;
 use crate::race::{Expand, Race, Races, Read};
 use crate::report::InstructionCounters;
 use crate::run::Job;
+use crate::tensor::Flights;
 use crate::traffic::Touched;
 use crate::warp::{PendingCopy, State, Wait, Warp};
 
@@ -54,6 +55,8 @@ pub(crate) enum Stop {
     Pause,
     /// It arrived at a barrier.
     Barrier(Arrival),
+    /// It arrived at a `wgmma`.
+    Warpgroup,
     Done,
 }
 
@@ -86,6 +89,7 @@ pub(crate) struct Worker<'a> {
     pub written_since: u64,
     pub local: Vec<u8>,
     pub races: Races,
+    pub flights: Flights,
     pub random: u64,
     pub barriers: Vec<Barrier>,
     pub warps: Vec<Warp>,
@@ -123,6 +127,7 @@ impl<'a> Worker<'a> {
             written_since: 0,
             local: vec![0; program.local_bytes as usize * 32 * warps],
             races: Races::default(),
+            flights: Flights::default(),
             random: 0,
             barriers: vec![Barrier::default(); BARRIERS as usize],
             warps: (0..warps).map(|index| Warp::new(index, program.narrow, program.wide, program.predicates)).collect(),
@@ -158,6 +163,7 @@ impl<'a> Worker<'a> {
             self.mbarriers.clear();
             self.unwaited.clear();
             self.proxy.reset(self.warps.len(), self.program.uses_async_proxy);
+            self.flights.reset(self.job.shared_bytes);
             let mut warps = std::mem::take(&mut self.warps);
             for warp in &mut warps {
                 self.job.start_warp(self.program, warp, self.cta, rank as u32);
@@ -230,6 +236,7 @@ impl<'a> Worker<'a> {
             match stop {
                 Stop::Pause => {}
                 Stop::Done => self.end_warp(warps, index).map_err(|fail| self.fault(*fail))?,
+                Stop::Warpgroup => self.gather(warps, index).map_err(|fail| self.fault(*fail))?,
                 Stop::Barrier(arrival) => self.arrive(warps, index, arrival).map_err(|fail| self.fault(*fail))?,
             }
             if *spent >= budget {
@@ -400,6 +407,9 @@ impl<'a> Worker<'a> {
         let mut first = None;
         for rank in 0..self.peers.len() {
             self.enter(rank);
+            if let Some(warp) = self.warps.iter().find(|warp| warp.state == State::Gathering) {
+                return self.fault(*self.incomplete(&self.warps, warp.index));
+            }
             for warp in self.warps.iter().filter(|warp| warp.state != State::Done) {
                 let why = match warp.state {
                     State::Waiting(id) => {

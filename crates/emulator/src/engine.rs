@@ -276,7 +276,7 @@ impl Worker<'_> {
     }
 
     /// Reads the running CTA's shared memory for a copy.
-    fn gather(&self, address: u32, bytes: u32) -> Result<Vec<u8>, FaultKind> {
+    fn take_shared(&self, address: u32, bytes: u32) -> Result<Vec<u8>, FaultKind> {
         let missing = crate::copy::words(address as usize, bytes as usize).find_map(|(word, bits)| {
             let missing = bits & !self.written[word];
             (missing != 0).then(|| 64 * word as u32 + missing.trailing_zeros())
@@ -326,7 +326,7 @@ impl Worker<'_> {
                 if to.region == Region::Global {
                     let (rank, source) = self.shared(warp, *from, lane)?;
                     let (_, source) = self.span((rank, source), bytes, 16)?;
-                    let contents = self.gather(source, bytes)?;
+                    let contents = self.take_shared(source, bytes)?;
                     let address = global(self.generic(warp, *to, lane).0)?;
                     let (buffer, _, offset) = self.allocation(address, bytes.into())?;
                     self.note_global(buffer, offset, bytes.into(), Direction::Write);
@@ -348,7 +348,7 @@ impl Worker<'_> {
                     let (_, source) = self.span(source, bytes, 16)?;
                     reads.push((source, bytes));
                     self.count(position, bytes.into(), 0);
-                    self.gather(source, bytes)?
+                    self.take_shared(source, bytes)?
                 };
                 let mut requests = Vec::new();
                 for (target, barrier) in self.receivers(target, barrier, multicast)? {
@@ -512,7 +512,7 @@ impl Worker<'_> {
         let mut moved = 0;
         for run in found.runs {
             let Some(to) = run.global else { continue };
-            let bytes = self.gather(run.shared, run.bytes)?;
+            let bytes = self.take_shared(run.shared, run.bytes)?;
             let (buffer, _, offset) = self.allocation(to, run.bytes.into())?;
             self.note_global(buffer, offset, run.bytes.into(), Direction::Write);
             moved += u64::from(run.bytes);
@@ -589,7 +589,7 @@ impl Worker<'_> {
         let own = self.own_shared(warp, place, lane)?;
         let (_, own) = self.span((self.rank, own), bytes, 64)?;
         let mut blob = [0; TensorMap::BYTES as usize];
-        blob.copy_from_slice(&self.gather(own, bytes)?);
+        blob.copy_from_slice(&self.take_shared(own, bytes)?);
         map::replace(&mut blob, field, dimension, new).map_err(refuse)?;
         self.shared[own as usize..(own + bytes) as usize].copy_from_slice(&blob);
         for (word, bits) in crate::copy::words(own as usize, bytes as usize) {
@@ -610,7 +610,7 @@ impl Worker<'_> {
         let bytes = TensorMap::BYTES as u32;
         let from = self.own_shared(warp, from, lane)?;
         let (_, from) = self.span((self.rank, from), bytes, 64)?;
-        let blob = self.gather(from, bytes)?;
+        let blob = self.take_shared(from, bytes)?;
         for (word, bits) in crate::copy::words(from as usize, bytes as usize) {
             self.races.open[warp.index].note(word, bits, false, position);
         }

@@ -140,6 +140,24 @@ kinds! {
     Trap, "trap",
         "the kernel ran into `trap`",
         "The kernel itself found something wrong: see what leads there.";
+    WgmmaInFlight { register: String, access: &'static str, wgmma: String, remedy: &'static str }, "wgmma_in_flight",
+        "register `{register}` is {access} while {wgmma}, to which it belongs, may be in flight; {remedy}",
+        "Wait for the product's group (`wgmma.wait_group`) before the register is touched.";
+    WgmmaFence { register: String }, "wgmma_fence",
+        "register `{register}` was written, or no `wgmma.fence` executed at all, since the last `wgmma.fence`",
+        "Execute `wgmma.fence` between the write and the wgmma.";
+    WgmmaDiffers { what: &'static str }, "wgmma_differs",
+        "the {what} is not the same in all threads of the warpgroup",
+        "Compute it from values that all threads of the warpgroup share.";
+    WgmmaOverwritten { address: u64, wgmma: String }, "wgmma_overwritten",
+        "shared address {address:#x} is overwritten while {wgmma}, which reads it, may be in flight",
+        "Let every warp of the warpgroup wait for the product's group (`wgmma.wait_group`), and a barrier follow, before the write.";
+    Warpgroup { first: u32, last: u32, others: String }, "warpgroup",
+        "all four warps {first} to {last} of a warpgroup must execute this instruction together; {others}",
+        "Let whole warpgroups, four warps from a multiple of four on, execute it.";
+    Descriptor { operand: &'static str, descriptor: u64, problem: String }, "descriptor",
+        "matrix {operand} has the descriptor {descriptor:#018x}: {problem}",
+        "Encode the address and the distances of the tile, and its swizzle, as it lies in shared memory.";
     NoMbarrier { address: u32 }, "no_mbarrier",
         "there is no mbarrier at shared address {address:#x}: none was initialised there, or it was invalidated",
         "Initialise it (`mbarrier.init`), then synchronise, before any thread or copy uses it.";

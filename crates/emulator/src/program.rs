@@ -1,6 +1,7 @@
 //! A kernel decoded once into what the interpreter runs.
 
 pub(crate) mod engine;
+mod tensor;
 
 use std::collections::HashMap;
 
@@ -10,6 +11,9 @@ use crate::allocate::{Width, allocate};
 use crate::fault::RunError;
 use crate::merge;
 use crate::scalar;
+use crate::tensor::{TensorOp, Watch};
+
+pub(crate) use tensor::WATCHED;
 
 /// Where shared memory appears in the generic address space.
 pub(crate) const SHARED_WINDOW: u64 = 0x1_0000_0000;
@@ -115,6 +119,8 @@ pub(crate) enum Code {
     BarrierArrive,
     BarrierReduce,
     WarpSync,
+    /// `mma`, `ldmatrix`, `stmatrix`, `movmatrix`, `wgmma`.
+    Tensor,
     Branch,
     Exit,
     Trap,
@@ -246,6 +252,10 @@ pub(crate) struct Program {
     pub uses_async_proxy: bool,
     /// Parameter memory.
     pub params: Vec<u8>,
+    pub tensor: Vec<TensorOp>,
+    /// What stands for the guard of instructions that touch registers which `wgmma` works on, and those registers' names.
+    pub watched: Vec<Watch>,
+    pub watched_names: Vec<String>,
     /// Registers of each width that a warp needs.
     pub narrow: u32,
     pub wide: u32,
@@ -278,6 +288,7 @@ struct Decoder {
     /// Where each parameter starts.
     param_offsets: Vec<u64>,
     merged: HashMap<usize, Vec<Merged>>,
+    watched: tensor::Watched,
     position: usize,
 }
 
@@ -293,6 +304,7 @@ impl Program {
             reason,
         })?;
         let (variables, static_shared, local_bytes, constant_memory) = lay_out(kernel)?;
+        let (watched, watched_names) = tensor::Watched::of(kernel);
         let mut decoder = Decoder {
             program: Program {
                 ops: Vec::new(),
@@ -304,6 +316,9 @@ impl Program {
                 engine: Vec::new(),
                 uses_async_proxy: kernel.instructions().any(engine::reads_by_proxy),
                 params,
+                tensor: Vec::new(),
+                watched: Vec::new(),
+                watched_names,
                 narrow: allocation.narrow,
                 wide: allocation.wide,
                 predicates: allocation.predicates + FIXED_PREDICATES,
@@ -321,6 +336,7 @@ impl Program {
             variables,
             param_offsets: parameter_layout(kernel).0,
             merged: merged_accesses(kernel),
+            watched,
             position: 0,
         };
         for (position, instruction) in kernel.instructions().enumerate() {
@@ -556,8 +572,12 @@ impl Decoder {
             Opcode::Shfl | Opcode::Vote | Opcode::Activemask => self.warp_op(instruction, &mut op)?,
             Opcode::Setp => self.comparison(instruction, &mut op)?,
             Opcode::Mov => self.mov(instruction, &mut op)?,
+            Opcode::Mma | Opcode::Ldmatrix | Opcode::Stmatrix | Opcode::Movmatrix | Opcode::Wgmma => {
+                self.tensor(instruction, &mut op)?
+            }
             _ => self.arithmetic(instruction, &mut op)?,
         }
+        self.watch(instruction, &mut op);
         Ok(op)
     }
 

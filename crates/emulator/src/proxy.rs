@@ -61,19 +61,23 @@ impl Proxy {
         }
     }
 
+    /// Of the bytes of a word, those that an ordinary instruction wrote without a fence before `reader` reads them: the first, and
+    /// the instruction.
+    fn unfenced_in(&self, reader: usize, (word, asked): (u32, u64)) -> Option<(u64, u32)> {
+        self.unfenced.iter().filter(|unfenced| !unfenced.is_empty()).find_map(|unfenced| {
+            let Unfenced { bits, position, seen_by } = unfenced.get(&word).copied()?;
+            let missing = bits & asked;
+            (missing != 0 && seen_by >> reader & 1 == 0)
+                .then(|| (u64::from(word) * 64 + u64::from(missing.trailing_zeros()), position))
+        })
+    }
+
     /// The first of these bytes that an ordinary instruction wrote without a fence before `reader` reads them, and the instruction.
     fn unfenced(&self, reader: usize, start: usize, bytes: usize) -> Option<(u64, u32)> {
-        let range = (start / 64) as u32..(start + bytes).div_ceil(64) as u32;
-        for unfenced in self.unfenced.iter().filter(|unfenced| !unfenced.is_empty()) {
-            for (&word, &Unfenced { bits, position, seen_by }) in unfenced.range(range.clone()) {
-                let (low, high) = (start.saturating_sub(64 * word as usize), start + bytes - 64 * word as usize);
-                let asked = (u64::MAX << low) & (u64::MAX >> (64 - high.min(64)));
-                if bits & asked != 0 && seen_by >> reader & 1 == 0 {
-                    return Some((u64::from(word) * 64 + u64::from((bits & asked).trailing_zeros()), position));
-                }
-            }
+        if self.unfenced.iter().all(BTreeMap::is_empty) {
+            return None;
         }
-        None
+        words(start, bytes).find_map(|(word, bits)| self.unfenced_in(reader, (word as u32, bits)))
     }
 }
 
@@ -114,6 +118,23 @@ impl Worker<'_> {
             Some((address, write)) => {
                 let write = self.job.instruction(write as usize);
                 Err(Box::new((FaultKind::MissingProxyFence { address, write }, position, warp, 0)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Worker::async_read`], of bytes of one word, which an instruction at `position` of warp `at` reads for `warp` too.
+    pub(crate) fn async_read_word(
+        &mut self,
+        warp: usize,
+        word: (u32, u64),
+        position: usize,
+        at: usize,
+    ) -> Result<(), Fail> {
+        match self.proxy.unfenced_in(warp, word) {
+            Some((address, write)) => {
+                let write = self.job.instruction(write as usize);
+                Err(Box::new((FaultKind::MissingProxyFence { address, write }, position, at, 0)))
             }
             None => Ok(()),
         }

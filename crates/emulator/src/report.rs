@@ -5,6 +5,8 @@ use std::ops::AddAssign;
 use ptx::{Kernel, Modifier, Opcode};
 use serde::{Deserialize, Serialize};
 
+use crate::tensor::TensorWork;
+
 /// At which level accesses are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Level {
@@ -134,6 +136,11 @@ pub struct Counters {
     pub bulk_store_requests: u64,
     pub bulk_store_sectors: u64,
     pub bulk_store_bytes: u64,
+    pub ldmatrix_instructions: u64,
+    pub stmatrix_instructions: u64,
+    pub mma_instructions: u64,
+    pub wgmma_instructions: u64,
+    pub tensor_flops: u64,
 }
 
 /// What kind of memory access an instruction is.
@@ -153,6 +160,10 @@ pub enum Access {
     BulkLoad,
     /// A bulk or tensor copy, or a reduction, from shared to global memory.
     BulkStore,
+    /// `ldmatrix`: its wavefronts are those of shared loads, its requests are counted apart, as Nsight Compute does.
+    MatrixLoad,
+    /// `stmatrix`, likewise.
+    MatrixStore,
 }
 
 impl Access {
@@ -175,6 +186,8 @@ impl Access {
             Opcode::Ld => Some(Self::GlobalLoad),
             Opcode::St | Opcode::Atom | Opcode::Red => Some(Self::GlobalStore),
             Opcode::CpAsync if shared => Some(Self::Copy),
+            Opcode::Ldmatrix => Some(Self::MatrixLoad),
+            Opcode::Stmatrix => Some(Self::MatrixStore),
             _ => None,
         }
     }
@@ -250,6 +263,11 @@ impl AddAssign for Counters {
         self.bulk_store_requests += other.bulk_store_requests;
         self.bulk_store_sectors += other.bulk_store_sectors;
         self.bulk_store_bytes += other.bulk_store_bytes;
+        self.ldmatrix_instructions += other.ldmatrix_instructions;
+        self.stmatrix_instructions += other.stmatrix_instructions;
+        self.mma_instructions += other.mma_instructions;
+        self.wgmma_instructions += other.wgmma_instructions;
+        self.tensor_flops += other.tensor_flops;
     }
 }
 
@@ -257,7 +275,17 @@ impl Counters {
     fn count(&mut self, instruction: &ptx::Instruction, counted: &InstructionCounters) {
         self.warp_instructions += counted.executions;
         self.thread_instructions += counted.active_lanes;
-        match Access::of(instruction) {
+        if let Some(work) = TensorWork::of(instruction) {
+            // Lanes masked off together do nothing.
+            let executions = counted.active_lanes / 32;
+            self.tensor_flops += work.flops * executions;
+            match instruction.opcode() {
+                Opcode::Mma => self.mma_instructions += counted.executions,
+                _ => self.wgmma_instructions += counted.executions,
+            }
+        }
+        let access = Access::of(instruction);
+        match access {
             Some(Access::GlobalLoad) => {
                 self.global_load_requests += counted.requests;
                 self.global_load_sectors += counted.sectors;
@@ -266,14 +294,20 @@ impl Counters {
                 self.global_store_requests += counted.requests;
                 self.global_store_sectors += counted.sectors;
             }
-            Some(Access::SharedLoad) => {
-                self.shared_load_instructions += counted.requests;
+            Some(Access::SharedLoad | Access::MatrixLoad) => {
+                match access {
+                    Some(Access::MatrixLoad) => self.ldmatrix_instructions += counted.requests,
+                    _ => self.shared_load_instructions += counted.requests,
+                }
                 self.shared_load_wavefronts += counted.wavefronts;
                 self.shared_load_wavefronts_ideal += counted.wavefronts_ideal;
                 self.shared_load_bank_conflicts += counted.wavefronts - counted.wavefronts_ideal;
             }
-            Some(Access::SharedStore) => {
-                self.shared_store_instructions += counted.requests;
+            Some(Access::SharedStore | Access::MatrixStore) => {
+                match access {
+                    Some(Access::MatrixStore) => self.stmatrix_instructions += counted.requests,
+                    _ => self.shared_store_instructions += counted.requests,
+                }
                 self.shared_store_wavefronts += counted.wavefronts;
                 self.shared_store_wavefronts_ideal += counted.wavefronts_ideal;
                 self.shared_store_bank_conflicts += counted.wavefronts - counted.wavefronts_ideal;
@@ -298,7 +332,7 @@ impl Counters {
     }
 
     /// Each counter with its name.
-    pub const fn named(&self) -> [(&'static str, u64); 21] {
+    pub const fn named(&self) -> [(&'static str, u64); 26] {
         [
             ("warp_instructions", self.warp_instructions),
             ("thread_instructions", self.thread_instructions),
@@ -321,6 +355,11 @@ impl Counters {
             ("bulk_store_requests", self.bulk_store_requests),
             ("bulk_store_sectors", self.bulk_store_sectors),
             ("bulk_store_bytes", self.bulk_store_bytes),
+            ("ldmatrix_instructions", self.ldmatrix_instructions),
+            ("stmatrix_instructions", self.stmatrix_instructions),
+            ("mma_instructions", self.mma_instructions),
+            ("wgmma_instructions", self.wgmma_instructions),
+            ("tensor_flops", self.tensor_flops),
         ]
     }
 
@@ -349,6 +388,11 @@ impl Counters {
             bulk_store_requests: scale(self.bulk_store_requests),
             bulk_store_sectors: scale(self.bulk_store_sectors),
             bulk_store_bytes: scale(self.bulk_store_bytes),
+            ldmatrix_instructions: scale(self.ldmatrix_instructions),
+            stmatrix_instructions: scale(self.stmatrix_instructions),
+            mma_instructions: scale(self.mma_instructions),
+            wgmma_instructions: scale(self.wgmma_instructions),
+            tensor_flops: scale(self.tensor_flops),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::copy::BulkGroups;
 use crate::lanes::{ALL, Lanes, WARP, Wide};
 use crate::race::Clock;
+use crate::tensor::WgmmaState;
 
 /// Lanes that wait at one position while others run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub(crate) enum State {
     /// At a barrier, by its id.
     Waiting(u32),
     Parked(Wait),
+    /// At a `wgmma`, for the other warps of the warpgroup.
+    Gathering,
     Done,
 }
 
@@ -75,6 +78,7 @@ pub(crate) struct Warp {
     pub timed_out: bool,
     /// The phase of the cluster barrier it has arrived at and not waited for.
     pub cluster_arrived: Option<u64>,
+    pub wgmma: WgmmaState,
 }
 
 /// Jumps back after which another group gets its turn: lanes may wait in a loop for what others will do.
@@ -101,6 +105,7 @@ impl Warp {
             failed_waits: 0,
             timed_out: false,
             cluster_arrived: None,
+            wgmma: WgmmaState::default(),
         }
     }
 

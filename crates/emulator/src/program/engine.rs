@@ -354,7 +354,7 @@ impl Decoder {
         let tensor = has(Modifier::Tensor);
         if has(Modifier::Prefetch) {
             match next()? {
-                operand @ Operand::Tensor(..) => copy.tensor = Some(self.tensor(operand)?),
+                operand @ Operand::Tensor(..) => copy.tensor = Some(self.tensor_element(operand)?),
                 operand => {
                     copy.from = Some(self.place(operand, Region::Global)?);
                     copy.size = Some(self.value(next()?, Type::U32)?);
@@ -367,12 +367,12 @@ impl Decoder {
         let to_global = instruction.modifiers().iter().find(|m| spaces.contains(m)) == Some(&Modifier::Global);
         match (to_global, tensor) {
             (true, true) => {
-                copy.tensor = Some(self.tensor(next()?)?);
+                copy.tensor = Some(self.tensor_element(next()?)?);
                 copy.from = Some(self.place(next()?, Region::Shared)?);
             }
             (false, true) => {
                 copy.to = Some(self.place(next()?, Region::Shared)?);
-                copy.tensor = Some(self.tensor(next()?)?);
+                copy.tensor = Some(self.tensor_element(next()?)?);
                 copy.barrier = Some(self.place(next()?, Region::Shared)?);
             }
             (true, false) => {
@@ -394,7 +394,7 @@ impl Decoder {
         Ok(Some(EngineOp::Copy(Box::new(copy))))
     }
 
-    fn tensor(&mut self, operand: &Operand) -> Decoded<(Place, Vec<Register>)> {
+    fn tensor_element(&mut self, operand: &Operand) -> Decoded<(Place, Vec<Register>)> {
         let Operand::Tensor(address, coordinates) = operand else { return Err("a tensor was expected".into()) };
         let map = self.place_of(address, Region::Generic)?;
         let coordinates = coordinates.iter().map(|operand| self.value(operand, Type::S32)).collect::<Decoded<_>>()?;
