@@ -14,7 +14,6 @@ use crate::{CANCEL, Failure, NOTHING_FINISHED, output, question, report};
 pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     let gpu = arch::Gpu::find(&arguments.gpu)?;
     let (problem, source) = question::of_dig(arguments)?;
-    let (head_dim, head_dim_v) = (problem.head_dim, problem.head_dim_v);
     let strata = if arguments.strata.is_empty() { &Stratum::ALL[..] } else { &arguments.strata };
     let quiet = Watch { cancel: Some(&CANCEL), progress: None };
     // The reference of one long head takes minutes, and nothing would be lost with it.
@@ -31,7 +30,7 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
         progress.begin(&stratum.to_string());
         let show = |done, of| progress.show(done, of);
         let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
-        match digger.dig(stratum, arguments.tiles.of(stratum, gpu.sm, head_dim, head_dim_v), watch) {
+        match digger.dig(stratum, arguments.tiles.of(stratum, gpu.sm, digger.problem()), watch) {
             Ok(one) => dug.push(one),
             // The others may cover what this one does not.
             Err(DigError::Execute(ExecuteError::Plan(error))) => refused.push(error.to_string()),

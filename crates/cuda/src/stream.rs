@@ -275,7 +275,7 @@ impl Backend for Stream {
     }
 
     fn multiprocessors(&self) -> Option<u32> {
-        Some(self.context.device().multiprocessors)
+        Some(self.context.device().sm_count)
     }
 
     fn alloc(&mut self, bytes: u64) -> Result<u64, Error> {

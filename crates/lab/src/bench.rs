@@ -1,5 +1,6 @@
 //! A stratum's time on a GPU.
 
+use arch::Target;
 use cuda::{Attributes, Clocks, Stream, Timing, TimingOptions};
 use kernels::{Inputs, Layout, PlanError, Problem, Stratum, TensorError, Tiles};
 use ptx::Backend;

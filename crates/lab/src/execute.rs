@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use arch::Sm;
+use arch::{Sm, Target};
 use emulator::{Device, DeviceError, MemoryError, Options, Report, RunError};
 use kernels::plan::LaunchPlan;
 use kernels::{InputError, Inputs, Layout, Outputs, Plan, PlanError, Problem, Stratum, TensorError, Tiles};

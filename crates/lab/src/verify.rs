@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use arch::Target;
 use kernels::cases::{CASES, CaseError, Expect, Run, VerifyError};
 use kernels::{Dtype, Inputs, Layout, Problem, ProblemSpec, Stratum, Tiles, Verdict};
 use ptx::Backend;
