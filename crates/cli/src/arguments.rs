@@ -118,7 +118,7 @@ pub struct TileArguments {
 
 impl TileArguments {
     /// The stratum's own tiles on an architecture, changed as asked.
-    pub fn of(&self, stratum: Stratum, sm: Sm, problem: &Problem) -> Tiles {
+    pub fn of(&self, stratum: Stratum, sm: Sm, problem: &kernels::Problem) -> Tiles {
         let own = stratum.default_tiles(sm, problem);
         Tiles {
             block_q: self.block_q.unwrap_or(own.block_q),

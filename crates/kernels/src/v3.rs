@@ -100,7 +100,7 @@ pub fn default_tiles(problem: &Problem) -> Tiles {
 /// When a size is out of its range, or a thread would need more registers than it has.
 pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
     /// Registers that addresses and the like need beside the accumulators.
-    const OTHERS: u32 = 36;
+    const OTHERS: u32 = 32;
     let Tiles { block_q, block_kv, threads } = config.tiles;
     let refuse = |argument, value, allowed: String| Err(PlanError::Tile { argument, value, allowed });
     if ![ROWS, 2 * ROWS, 3 * ROWS].contains(&block_q) {

@@ -64,6 +64,11 @@ pub struct Digger {
 }
 
 impl Digger {
+    /// What is dug.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
     /// Draws or samples the inputs and computes the reference; `full` runs every head.
     ///
     /// # Errors
