@@ -31,7 +31,7 @@
 use arch::{Gpu, Occupancy, WARP_THREADS};
 use ptx::{Instruction, Kernel, Modifier, Opcode, Type};
 
-use crate::{Access, Level, Report};
+use crate::{Access, Level, Report, TensorWork};
 
 /// A throughput limit of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,6 +46,8 @@ pub enum Pipe {
     Alu,
     /// Exponential, reciprocal, logarithm, sine, tanh; conversions between integers and floats.
     Special,
+    /// Products of matrices on the tensor cores.
+    Tensor,
     /// Wavefronts of shared memory, and shuffles, which use the same crossbar.
     Shared,
     /// Sectors between L1 and the multiprocessor.
@@ -58,8 +60,18 @@ pub enum Pipe {
 
 impl Pipe {
     /// All of them.
-    pub const ALL: [Self; 9] =
-        [Self::Issue, Self::Fma, Self::Half, Self::Alu, Self::Special, Self::Shared, Self::L1, Self::L2, Self::Dram];
+    pub const ALL: [Self; 10] = [
+        Self::Issue,
+        Self::Fma,
+        Self::Half,
+        Self::Alu,
+        Self::Special,
+        Self::Tensor,
+        Self::Shared,
+        Self::L1,
+        Self::L2,
+        Self::Dram,
+    ];
 
     /// The name records carry.
     pub const fn name(self) -> &'static str {
@@ -69,6 +81,7 @@ impl Pipe {
             Self::Half => "half",
             Self::Alu => "alu",
             Self::Special => "special",
+            Self::Tensor => "tensor",
             Self::Shared => "shared",
             Self::L1 => "l1",
             Self::L2 => "l2",
@@ -90,6 +103,7 @@ impl std::fmt::Display for Pipe {
             Self::Half => "half-precision pipe",
             Self::Alu => "ALU",
             Self::Special => "special functions",
+            Self::Tensor => "tensor cores",
             Self::Shared => "shared memory",
             Self::L1 => "L1",
             Self::L2 => "L2",
@@ -104,7 +118,7 @@ pub struct PipeTime {
     /// Which.
     pub pipe: Pipe,
     /// How much, of the whole launch: warp instructions (issue), results of single threads (FMA, half, ALU, special
-    /// functions), wavefronts (shared), bytes (L1, L2, DRAM).
+    /// functions), operations of which a multiply-add is two (tensor), wavefronts (shared), bytes (L1, L2, DRAM).
     pub work: f64,
     /// Without the tail.
     pub seconds: f64,
@@ -151,11 +165,19 @@ pub fn model(kernel: &Kernel, report: &Report, gpu: &Gpu, occupancy: &Occupancy)
     let scale = report.ctas_total as f64 / report.ctas_run.max(1) as f64;
     let mut mix = Mix::default();
     let mut wavefronts = 0.0;
+    // Operations, and the clocks of a multiprocessor that they take; `None` once a rate is not known.
+    let (mut tensor, mut tensor_clocks) = (0.0, Some(0.0));
     for ((instruction, merged), ptx) in kernel.instructions().zip(&report.merged).zip(&report.ptx) {
         // The followers of a merged access are gone from the instruction stream.
         let executed = merged.executions.saturating_sub(ptx.requests.saturating_sub(merged.requests));
         mix.add(self::mix(instruction, gpu), executed as f64);
         wavefronts += merged.wavefronts as f64;
+        if let Some(work) = TensorWork::of(instruction) {
+            let flops = work.flops as f64 * (ptx.active_lanes / u64::from(WARP_THREADS)) as f64;
+            let rate = work.rate(&gpu.pipe_rates().tensor);
+            tensor += flops;
+            tensor_clocks = tensor_clocks.zip(rate).map(|(clocks, rate)| clocks + flops / f64::from(rate));
+        }
     }
     let counters = report.counters(kernel, Level::Merged);
     let sector_bytes = 32.0 * (counters.global_load_sectors + counters.global_store_sectors) as f64;
@@ -180,6 +202,9 @@ pub fn model(kernel: &Kernel, report: &Report, gpu: &Gpu, occupancy: &Occupancy)
     per_sm(Pipe::Half, 2.0 * lanes * mix.half, 2.0 * lanes * mix.half / f64::from(rates.half));
     per_sm(Pipe::Alu, lanes * (mix.alu + mix.convert_packed), lanes * mix.alu / f64::from(rates.alu) + packed);
     per_sm(Pipe::Special, lanes * (mix.special + mix.exp2 + mix.convert), lanes * special);
+    if let Some(clocks) = tensor_clocks.filter(|_| tensor > 0.0) {
+        per_sm(Pipe::Tensor, tensor, clocks);
+    }
     per_sm(Pipe::Shared, wavefronts + mix.shuffle, shared);
     per_sm(Pipe::L1, sector_bytes, sector_bytes / f64::from(rates.l1_bytes));
     if let Some(bandwidth) = gpu.l2_bandwidth() {

@@ -260,6 +260,7 @@ impl Job<'_> {
         let first = warp.index as u32 * WARP as u32;
         let threads = (self.threads - first).min(WARP as u32);
         warp.reset(u32::MAX >> (WARP as u32 - threads));
+        warp.wgmma.reset(program.watched_names.len());
         warp.predicates[program::TRUE as usize] = u32::MAX;
         warp.predicates[program::FALSE as usize] = 0;
         for &(place, width, value) in &program.constants {
@@ -307,9 +308,11 @@ impl Job<'_> {
             LanemaskGt => !(u32::MAX >> (31 - lane)),
             LanemaskGe => !((1 << lane) - 1),
             DynamicSmemSize => self.launch.dynamic_shared,
-            TotalSmemSize => self.shared_bytes as u32,
+            TotalSmemSize | AggrSmemSize => self.shared_bytes as u32,
             // Time does not pass here.
-            Clock | ClockHi | Clock64 | Globaltimer => 0,
+            Clock | ClockHi | Clock64 | Globaltimer | GlobaltimerLo | GlobaltimerHi => 0,
+            Gridid | CurrentGraphExec | IsExplicitCluster => 0,
+            ReservedSmemOffsetBegin | ReservedSmemOffsetEnd | ReservedSmemOffsetCap => 0,
         };
         u64::from(value)
     }
