@@ -47,7 +47,7 @@ fn header(dug: &Dug) -> String {
     let gpu = evidence.gpu;
     let mut text = format!(
         "{} {} on an emulated {} ({}, {} SMs at {:.2} GHz, {:.0} GB/s).",
-        evidence.problem,
+        record.problem,
         if record.dtype == "f32" { "f32" } else { "" },
         gpu.name,
         gpu.sm,
@@ -61,14 +61,9 @@ fn header(dug: &Dug) -> String {
         let _ = write!(text, " {} of {} heads were run, counters are scaled to all", sample.heads, sample.of);
         text.push_str(if sample.exact { "." } else { "; sector counts depend a little on that: --full runs all." });
     }
-    let compulsory = evidence.problem.compulsory_bytes();
-    let narrow = |n: u128| u64::try_from(n).unwrap_or(u64::MAX);
-    let _ = write!(
-        text,
-        " Compulsory: {} read, {} written.",
-        bytes(narrow(compulsory.read)),
-        bytes(narrow(compulsory.write))
-    );
+    let compulsory = evidence.compulsory();
+    let _ =
+        write!(text, " Compulsory: {} read, {} written.", bytes(compulsory.read), bytes(compulsory.written));
     text
 }
 
@@ -146,7 +141,7 @@ fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {
         }
         about.push(format!("{} shared bytes", lab::figures::count(main.shared_bytes.into())));
         about.push(match main.registers.source {
-            RegisterSource::Ptxas => format!("{} registers", main.registers.count),
+            RegisterSource::Ptxas | RegisterSource::Given => format!("{} registers", main.registers.count),
             RegisterSource::Liveness => format!("about {} registers (estimated)", main.registers.count),
         });
     }

@@ -14,6 +14,8 @@ pub enum RegisterSource {
     Ptxas,
     /// Estimated from the registers live at once.
     Liveness,
+    /// The user said so.
+    Given,
 }
 
 /// The registers of a thread.
