@@ -2,13 +2,11 @@
 
 use std::fmt::Write;
 
-use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use emulator::Level;
 use lab::figures::{bytes, list, percent, time};
-use lab::{Dug, Place, RegisterSource, Severity, Sources};
+use lab::{Dug, Evidence, RegisterSource, Sources};
 
-/// Columns that prose is wrapped to and the table kept within.
-const WIDTH: usize = 100;
+use crate::prose::{self, Style, paragraph};
 
 /// The report on what was dug, in the order it was dug. `color` marks headings and severities.
 pub fn text(dug: &[Dug], color: bool) -> String {
@@ -62,17 +60,12 @@ fn header(dug: &Dug) -> String {
         text.push_str(if sample.exact { "." } else { "; sector counts depend a little on that: --full runs all." });
     }
     let compulsory = evidence.compulsory();
-    let _ =
-        write!(text, " Compulsory: {} read, {} written.", bytes(compulsory.read), bytes(compulsory.written));
+    let _ = write!(text, " Compulsory: {} read, {} written.", bytes(compulsory.read), bytes(compulsory.written));
     text
 }
 
 fn table(dug: &[Dug]) -> String {
-    let mut table = Table::new();
-    let line = LineStyle::none().fill('─');
-    let style = TableStyle::new().header_separator(line);
-    table.load_style(style).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH as u16);
-    table.set_header([
+    let mut table = prose::table([
         "stratum",
         "modelled",
         "requested",
@@ -120,15 +113,7 @@ fn table(dug: &[Dug]) -> String {
             record.limiter.clone().unwrap_or_default(),
         ]);
     }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 1));
-    }
-    for column in 1..6 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table.to_string().lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+    prose::set(table, 1..6)
 }
 
 fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {
@@ -162,84 +147,21 @@ fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {
     if evidence.launches.is_empty() {
         return paragraph(out, "  ", "There is no query: nothing is launched.");
     }
-    paragraph(out, "  ", &format!("Pipes: {}.", pipes(dug)));
+    paragraph(out, "  ", &format!("Pipes: {}.", pipes(evidence)));
     if let Some(wrong) = &dug.wrong {
         paragraph(out, "  ", &format!("{}: {wrong}", style.warning("WRONG RESULT")));
     }
-    if record.findings.is_empty() {
-        paragraph(out, "  ", "Nothing passes a threshold.");
-    }
-    for finding in &record.findings {
-        let mark = match finding.severity {
-            Severity::Warning => style.warning(&finding.id),
-            Severity::Note => style.note(&finding.id),
-        };
-        wrapped(out, "  * ", "    ", &format!("{mark}: {}", finding.text));
-        if let (Some(file), Some(line)) = (&finding.file, finding.line) {
-            let place = Place { file: file.clone(), line };
-            let _ = match sources.line(&place) {
-                Some(text) => writeln!(out, "      {}", clip(&format!("{file}:{line}: {text}"), WIDTH - 6)),
-                None => writeln!(out, "      {file}:{line}"),
-            };
-        }
-    }
+    prose::findings(out, &record.findings, style, sources);
 }
 
 /// The pipes of all launches that need at least a tenth of what the busiest needs.
-fn pipes(dug: &Dug) -> String {
-    let seconds = |pipe: &emulator::Pipe| Some((*pipe, dug.evidence.seconds_of(*pipe)?));
+pub fn pipes(evidence: &Evidence) -> String {
+    let seconds = |pipe: &emulator::Pipe| Some((*pipe, evidence.seconds_of(*pipe)?));
     let mut pipes: Vec<_> = emulator::Pipe::ALL.iter().filter_map(seconds).collect();
     pipes.sort_by(|a, b| b.1.total_cmp(&a.1));
     let most = pipes.first().map_or(0.0, |pipe| pipe.1);
     let spoken = pipes.into_iter().filter(|&(_, seconds)| seconds >= most / 10.0 && seconds > 0.0);
-    let instructions = dug.evidence.counters(Level::Merged).warp_instructions;
+    let instructions = evidence.counters(Level::Merged).warp_instructions;
     let times: Vec<String> = spoken.map(|(pipe, seconds)| format!("{pipe} {}", time(seconds))).collect();
     format!("{}; {} warp instructions", times.join(", "), lab::figures::count(instructions))
-}
-
-fn clip(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_string();
-    }
-    text.chars().take(width - 1).chain(['…']).collect()
-}
-
-fn paragraph(out: &mut String, indent: &str, text: &str) {
-    wrapped(out, indent, indent, text);
-}
-
-/// Wraps text; a number keeps its unit.
-fn wrapped(out: &mut String, first: &str, others: &str, text: &str) {
-    const NO_BREAK: &str = "\u{a0}";
-    let mut text = text.to_string();
-    for unit in ["%", "ms", "us", "B", "KB", "MB", "GB", "TB", "MiB"] {
-        for end in [" ", ",", ".", ":", ";", ")"] {
-            text = text.replace(&format!(" {unit}{end}"), &format!("{NO_BREAK}{unit}{end}"));
-        }
-    }
-    let options = textwrap::Options::new(WIDTH)
-        .initial_indent(first)
-        .subsequent_indent(others)
-        .word_splitter(textwrap::WordSplitter::NoHyphenation);
-    out.push_str(&textwrap::fill(&text, options).replace(NO_BREAK, " "));
-    out.push('\n');
-}
-
-#[derive(Clone, Copy)]
-struct Style {
-    color: bool,
-}
-
-impl Style {
-    fn heading(self, text: &str) -> String {
-        console::style(text).bold().force_styling(self.color).to_string()
-    }
-
-    fn warning(self, text: &str) -> String {
-        console::style(text).yellow().force_styling(self.color).to_string()
-    }
-
-    fn note(self, text: &str) -> String {
-        console::style(text).cyan().force_styling(self.color).to_string()
-    }
 }

@@ -38,7 +38,5 @@ pub use fault::{Fault, FaultKind, RunError};
 pub use memory::{Memory, MemoryError};
 pub use model::{DramBytes, Model, Pipe, PipeTime, model, work_by_instruction};
 pub use options::{Options, Policy, Sample};
-pub use report::{
-    Access, Counters, InstructionCounters, Level, LineCounters, Part, Report, Shape, Traffic, Watched,
-};
+pub use report::{Access, Counters, InstructionCounters, Level, LineCounters, Part, Report, Shape, Traffic, Watched};
 pub use run::run;

@@ -111,7 +111,7 @@ impl Digger {
             .into_par_iter()
             .map(|mut launch| {
                 launch.report.ctas_total = whole(launch.report.ctas_total);
-                let registers = registers(&launch.kernel, &launch.report);
+                let registers = registers(&launch.kernel, &launch.report, launch.threads);
                 LaunchEvidence::of(
                     launch.kernel,
                     launch.report,
@@ -132,7 +132,8 @@ impl Digger {
         };
         let found = findings(&evidence);
         let tiles = TileRecord { block_q: tiles.block_q, block_kv: tiles.block_kv, threads: tiles.threads };
-        let record = Record::of_emulator(&evidence, &self.problem, tiles, self.seed, sample.sampling.clone(), accuracy, found);
+        let record =
+            Record::of_emulator(&evidence, &self.problem, tiles, self.seed, sample.sampling.clone(), accuracy, found);
         Ok(Dug { evidence, record, wrong: verdict.wrong.map(|wrong| wrong.to_string()) })
     }
 }

@@ -512,7 +512,9 @@ fn limiter(evidence: &Evidence) -> Option<Finding> {
             let wavefronts = counters.shared_load_wavefronts + counters.shared_store_wavefronts;
             let unconflicted = launch.model.seconds * (1.0 - ratio(conflicts, wavefronts));
             let remedy = match tensor_operand(evidence) {
-                Some(_) if evidence.problem.is_some() => "Tensor products read each word for more multiply-adds (v2_tc).",
+                Some(_) if evidence.problem.is_some() => {
+                    "Tensor products read each word for more multiply-adds (v2_tc)."
+                }
                 Some(_) => "Tensor products read each word for more multiply-adds.",
 
                 None => "Larger register tiles use each word loaded for more multiply-adds.",
