@@ -375,7 +375,7 @@ fn lay_out(kernel: &Kernel) -> Result<(Vec<u64>, u64, u64, Vec<u8>), RunError> {
         };
         addresses[index] = match variable.space {
             Space::Shared => place(&mut shared),
-            Space::Local => place(&mut local),
+            Space::Local | Space::Param => place(&mut local),
             Space::Const => {
                 let mut end = constant.len() as u64;
                 let start = place(&mut end);
@@ -485,6 +485,8 @@ impl Decoder {
             Operand::Register(register) => Ok(self.predicate_place(*register)? * 2),
             Operand::NotPredicate(register) => Ok(self.predicate_place(*register)? * 2 + 1),
             Operand::Integer(value) => Ok(2 * if *value == 0 { FALSE } else { TRUE }),
+            // No launch here has an explicit cluster.
+            Operand::Special(Special::IsExplicitCluster) => Ok(2 * FALSE),
             other => Err(format!("operand {other:?} is not a predicate")),
         }
     }
@@ -496,11 +498,17 @@ impl Decoder {
         }
     }
 
+    /// A place for a predicate that nobody reads.
+    fn unread_predicate(&mut self) -> u32 {
+        self.program.predicates += 1;
+        self.program.predicates - 1
+    }
+
     /// A place for a result, or one that nobody reads for `_`.
     fn destination(&mut self, operand: &Operand, ty: Type) -> Decoded<Placed> {
         match operand {
-            Operand::Register(register) | Operand::RegisterPair(register, _) => self.register(*register),
-            Operand::Sink => {
+            Operand::Register(register) | Operand::RegisterPair(Some(register), _) => self.register(*register),
+            Operand::Sink | Operand::RegisterPair(None, _) => {
                 let width = Width::of(ty).unwrap_or(Width::Narrow);
                 let next = if width == Width::Wide { &mut self.program.wide } else { &mut self.program.narrow };
                 *next += 1;
@@ -588,8 +596,11 @@ impl Decoder {
         let mut other = None;
         op.d = match &operands[0] {
             Operand::RegisterPair(p, q) => {
-                other = Some(self.predicate_place(*q)?);
-                self.predicate_place(*p)?
+                other = q.map(|q| self.predicate_place(q)).transpose()?;
+                match p {
+                    Some(p) => self.predicate_place(*p)?,
+                    None => self.unread_predicate(),
+                }
             }
             operand => self.destination_predicate(operand)?,
         };
@@ -625,6 +636,9 @@ impl Decoder {
 
     fn arithmetic(&mut self, instruction: &Instruction, op: &mut Op) -> Decoded<()> {
         use Code::*;
+        if instruction.has(Modifier::Cc) || matches!(instruction.opcode(), Opcode::Addc | Opcode::Subc | Opcode::Madc) {
+            return Err("carries have no code here".into());
+        }
         let ty = instruction.ty().ok_or("an instruction without a type")?;
         if ty == Type::Pred {
             let operands = instruction.operands();
@@ -666,6 +680,7 @@ impl Decoder {
             match slot.role {
                 Role::Def => destination = Some(self.destination(operand, operand_ty)?),
                 Role::Use => sources.push(self.source(operand, operand_ty)?),
+                Role::Both => return Err("accumulators have no code here".into()),
             }
         }
         let destination = destination.ok_or("an instruction without a result")?;
@@ -778,6 +793,9 @@ impl Decoder {
         let ty = instruction.ty().ok_or("a memory access without a type")?;
         let opcode = instruction.opcode();
         let operands = instruction.operands();
+        if [Modifier::Async, Modifier::Bulk].iter().any(|&m| instruction.has(m)) {
+            return Err("asynchronous stores have no code here".into());
+        }
         let space = |names: &[Modifier]| names.iter().any(|&name| instruction.has(name));
         if opcode == Opcode::Ld && space(&[Modifier::Param, Modifier::ParamEntry]) {
             return self.load_parameter(instruction, op);
@@ -894,6 +912,9 @@ impl Decoder {
 
     fn copy(&mut self, instruction: &Instruction, op: &mut Op) -> Decoded<()> {
         let operands = instruction.operands();
+        if instruction.has(Modifier::Bulk) || instruction.has(Modifier::Mbarrier) {
+            return Err("bulk copies have no code here".into());
+        }
         if instruction.has(Modifier::CommitGroup) {
             op.code = Code::CopyCommit;
             return Ok(());
@@ -918,6 +939,7 @@ impl Decoder {
         let (base, offset) = self.address(to)?;
         let source = self.address(from)?;
         let take = match rest.first() {
+            Some(_) if instruction.has(Modifier::L2CacheHint) => return Err("cache hints have no code here".into()),
             Some(operand) => Some(self.source(operand, Type::U32)?.0),
             None => None,
         };
@@ -942,6 +964,9 @@ impl Decoder {
 
     fn barrier(&mut self, instruction: &Instruction, op: &mut Op) -> Decoded<()> {
         let operands = instruction.operands();
+        if instruction.has(Modifier::Cluster) {
+            return Err("clusters have no code here".into());
+        }
         if instruction.has(Modifier::Warp) {
             op.code = Code::WarpSync;
             op.a = self.source(&operands[0], Type::U32)?.0;
@@ -991,7 +1016,7 @@ impl Decoder {
         if instruction.opcode() == Opcode::Shfl {
             op.code = Code::Shuffle;
             op.d = self.destination(&operands[0], Type::B32)?.0;
-            if let Operand::RegisterPair(_, predicate) = &operands[0] {
+            if let Operand::RegisterPair(_, Some(predicate)) = &operands[0] {
                 info.in_range = Some(self.predicate_place(*predicate)?);
             }
             op.a = self.source(&operands[1], Type::B32)?.0;

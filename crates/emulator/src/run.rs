@@ -339,9 +339,11 @@ impl Job<'_> {
             LanemaskGt => !(u32::MAX >> (31 - lane)),
             LanemaskGe => !((1 << lane) - 1),
             DynamicSmemSize => self.launch.dynamic_shared,
-            TotalSmemSize => self.shared_bytes as u32,
+            TotalSmemSize | AggrSmemSize => self.shared_bytes as u32,
             // Time does not pass here.
-            Clock | ClockHi | Clock64 | Globaltimer => 0,
+            Clock | ClockHi | Clock64 | Globaltimer | GlobaltimerLo | GlobaltimerHi => 0,
+            Gridid | CurrentGraphExec | IsExplicitCluster => 0,
+            ReservedSmemOffsetBegin | ReservedSmemOffsetEnd | ReservedSmemOffsetCap => 0,
         };
         u64::from(value)
     }

@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::form::FormId;
-use crate::{Form, Kind, Modifier, Opcode, Operand, Register, Role, Slot, Type, TypeRule};
+use crate::{Count, Form, Kind, Modifier, Opcode, Operand, Register, Role, Slot, Type, TypeRule};
 
 /// `@p` or `@!p` before an instruction: lanes where it does not hold do nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,7 +71,7 @@ impl Instruction {
     /// # Errors
     /// When no form in the table fits the modifiers and the number of operands, or an operand is of a kind its place cannot hold.
     pub fn new(opcode: Opcode, modifiers: Vec<Modifier>, operands: Vec<Operand>) -> Result<Self, InstructionError> {
-        let form = Form::find(opcode, &modifiers, operands.len()).ok_or_else(|| InstructionError::UnknownForm {
+        let form = Form::find(opcode, &modifiers, &operands).ok_or_else(|| InstructionError::UnknownForm {
             opcode: opcode.name(),
             modifiers: dotted(&modifiers),
             operands: operands.len(),
@@ -89,16 +89,15 @@ impl Instruction {
                 .join(", "),
         })?;
         let instruction = Self { form, modifiers, operands, guard: None, location: None };
-        for (position, (slot, operand)) in instruction.slots().enumerate() {
-            if let Err(expected) = fits(slot, operand, instruction.vector_length()) {
-                return Err(InstructionError::Operand {
-                    opcode: opcode.name(),
-                    modifiers: dotted(&instruction.modifiers),
-                    position: position + 1,
-                    expected,
-                    found: describe(operand),
-                });
-            }
+        if let Some((position, expected)) = misplaced(instruction.form(), &instruction.modifiers, &instruction.operands)
+        {
+            return Err(InstructionError::Operand {
+                opcode: opcode.name(),
+                modifiers: dotted(&instruction.modifiers),
+                position: position + 1,
+                expected,
+                found: describe(&instruction.operands[position]),
+            });
         }
         Ok(instruction)
     }
@@ -140,13 +139,17 @@ impl Instruction {
 
     /// The elements of `.v2`, `.v4`, `.v8`, or the matrices of `.x2` and `.x4`; 1 without.
     pub fn vector_length(&self) -> usize {
-        let length = |modifier: &Modifier| match modifier {
-            Modifier::V2 | Modifier::X2 => Some(2),
-            Modifier::V4 | Modifier::X4 => Some(4),
-            Modifier::V8 => Some(8),
-            _ => None,
-        };
-        self.modifiers.iter().find_map(length).unwrap_or(1)
+        vector_length(&self.modifiers)
+    }
+
+    /// How many registers stand in a place of this instruction that counts them so; `None` where any number may.
+    pub fn count(&self, count: Count) -> Option<usize> {
+        registers(count, &self.modifiers)
+    }
+
+    /// The shape of the matrices the instruction works on, as rows, columns and depth.
+    pub fn shape(&self) -> Option<(u16, u16, u16)> {
+        shape(&self.modifiers)
     }
 
     /// The operands with the places of the form that they fill.
@@ -167,7 +170,9 @@ impl Instruction {
     /// Makes double-precision constants single where that is the operand's type, as `add.f32 %f1, %f1, 1.5` means it.
     pub(crate) fn round_constants(&mut self) {
         let single = |(slot, _): (Slot, &Operand)| match slot.kind {
-            Kind::Value(rule) | Kind::Vector(rule) | Kind::Movable(rule) => self.resolve(rule) == Some(Type::F32),
+            Kind::Value(rule) | Kind::Vector(rule) | Kind::Movable(rule) | Kind::Registers(rule, _) => {
+                self.resolve(rule) == Some(Type::F32)
+            }
             _ => false,
         };
         let single: Vec<bool> = self.slots().map(single).collect();
@@ -187,7 +192,7 @@ impl Instruction {
     /// Calls `visit` with each register the instruction may write.
     pub fn for_each_def(&self, mut visit: impl FnMut(Register)) {
         for (slot, operand) in self.slots() {
-            if slot.role == Role::Def {
+            if slot.role.writes() {
                 operand.for_each_register(&mut visit);
             }
         }
@@ -199,7 +204,7 @@ impl Instruction {
             visit(guard.predicate);
         }
         for (slot, operand) in self.slots() {
-            if slot.role == Role::Use {
+            if slot.role.reads() {
                 operand.for_each_register(&mut visit);
             }
         }
@@ -238,21 +243,81 @@ fn describe(operand: &Operand) -> &'static str {
         Operand::F32(_) | Operand::F64(_) => "a floating-point constant",
         Operand::VariableAddress(..) | Operand::ParameterAddress(..) => "an address",
         Operand::Memory(_) => "a memory operand",
+        Operand::Tensor(..) => "an element of a tensor",
         Operand::Vector(_) => "a vector",
         Operand::Label(_) => "a label",
         Operand::Sink => "`_`",
     }
 }
 
+fn vector_length(modifiers: &[Modifier]) -> usize {
+    let length = |modifier: &Modifier| match modifier {
+        Modifier::V2 | Modifier::X2 => Some(2),
+        Modifier::V4 | Modifier::X4 => Some(4),
+        Modifier::V8 | Modifier::X8 => Some(8),
+        Modifier::X16 => Some(16),
+        Modifier::X32 => Some(32),
+        Modifier::X64 => Some(64),
+        Modifier::X128 => Some(128),
+        _ => None,
+    };
+    modifiers.iter().find_map(length).unwrap_or(1)
+}
+
+fn shape(modifiers: &[Modifier]) -> Option<(u16, u16, u16)> {
+    modifiers.iter().find_map(|modifier| match *modifier {
+        Modifier::Shape { m, n, k } => Some((m, n, k)),
+        _ => None,
+    })
+}
+
+fn registers(count: Count, modifiers: &[Modifier]) -> Option<usize> {
+    match count {
+        Count::Exactly(count) => Some(usize::from(count)),
+        Count::Columns(divisor) => shape(modifiers).map(|(_, columns, _)| usize::from(columns / divisor)),
+        Count::Repeats(factor) => Some(vector_length(modifiers) * usize::from(factor)),
+        Count::Any => None,
+    }
+}
+
+/// The coordinates that name an element of a tensor (PTX ISA 9.7.9.27.1).
+fn coordinates(modifiers: &[Modifier]) -> usize {
+    modifiers
+        .iter()
+        .find_map(|modifier| match modifier {
+            Modifier::TileGather4 | Modifier::TileScatter4 => Some(5),
+            _ => None,
+        })
+        .or_else(|| {
+            modifiers.iter().find_map(|modifier| match modifier {
+                Modifier::Dim1 => Some(1),
+                Modifier::Dim2 => Some(2),
+                Modifier::Dim3 => Some(3),
+                Modifier::Dim4 => Some(4),
+                Modifier::Dim5 => Some(5),
+                _ => None,
+            })
+        })
+        .unwrap_or(1)
+}
+
+/// The first operand that its place in the form cannot hold, and what may stand there.
+pub(crate) fn misplaced(form: &Form, modifiers: &[Modifier], operands: &[Operand]) -> Option<(usize, &'static str)> {
+    let places = form.places(operands.len()).zip(operands).enumerate();
+    places.filter_map(|(place, (slot, operand))| Some((place, fits(slot, operand, modifiers).err()?))).next()
+}
+
 /// Whether `operand` may stand in `slot`; if not, what may.
-fn fits(slot: Slot, operand: &Operand, vector_length: usize) -> Result<(), &'static str> {
+fn fits(slot: Slot, operand: &Operand, modifiers: &[Modifier]) -> Result<(), &'static str> {
+    let vector_length = vector_length(modifiers);
     let scalar = |operand: &Operand| match slot.role {
         Role::Def => matches!(operand, Operand::Register(_) | Operand::Sink),
         Role::Use => matches!(operand, Operand::Register(_) | Operand::Integer(_) | Operand::F32(_) | Operand::F64(_)),
+        Role::Both => matches!(operand, Operand::Register(_)),
     };
     let (fine, expected) = match slot.kind {
         Kind::Value(_) => {
-            (scalar(operand), if slot.role == Role::Def { "a register" } else { "a register or a constant" })
+            (scalar(operand), if slot.role == Role::Use { "a register or a constant" } else { "a register" })
         }
         Kind::Vector(_) if vector_length > 1 => (
             matches!(operand, Operand::Vector(elements) if elements.len() == vector_length && elements.iter().all(scalar)),
@@ -264,7 +329,7 @@ fn fits(slot: Slot, operand: &Operand, vector_length: usize) -> Result<(), &'sta
         }
         Kind::Movable(_) => {
             let whole = match slot.role {
-                Role::Def => scalar(operand),
+                Role::Def | Role::Both => scalar(operand),
                 Role::Use => {
                     scalar(operand)
                         || matches!(
@@ -276,14 +341,36 @@ fn fits(slot: Slot, operand: &Operand, vector_length: usize) -> Result<(), &'sta
             let packed = matches!(operand, Operand::Vector(elements) if matches!(elements.len(), 2 | 4) && elements.iter().all(scalar));
             (whole || packed, "a register, a constant, an address, a special register or a vector of 2 or 4 registers")
         }
-        Kind::ValueAndPredicate(_) => (
+        Kind::Registers(_, count) => (
+            match (operand, registers(count, modifiers)) {
+                (Operand::Vector(elements), Some(count)) => elements.len() == count && elements.iter().all(scalar),
+                (Operand::Vector(elements), None) => elements.iter().all(scalar),
+                // The parser unwraps a vector of one.
+                (one, count) => count.is_none_or(|count| count == 1) && scalar(one),
+            },
+            "a vector of as many registers as the form says",
+        ),
+        Kind::ValueAndPredicate(_, false) => (
             matches!(operand, Operand::Register(_) | Operand::RegisterPair(..)),
             "a register, or a register and a predicate",
         ),
+        Kind::ValueAndPredicate(_, true) => {
+            (matches!(operand, Operand::RegisterPair(..)), "a register and a predicate")
+        }
+        Kind::ValueOrPredicate(_) => (
+            scalar(operand) || matches!(operand, Operand::NotPredicate(_)),
+            "a register, a constant, or a predicate or its negation",
+        ),
         Kind::Predicate => match slot.role {
-            Role::Def => (matches!(operand, Operand::Register(_)), "a predicate"),
+            Role::Def | Role::Both => (matches!(operand, Operand::Register(_)), "a predicate"),
             Role::Use => (
-                matches!(operand, Operand::Register(_) | Operand::NotPredicate(_) | Operand::Integer(_)),
+                matches!(
+                    operand,
+                    Operand::Register(_)
+                        | Operand::NotPredicate(_)
+                        | Operand::Integer(_)
+                        | Operand::Special(crate::Special::IsExplicitCluster)
+                ),
                 "a predicate, its negation or a constant",
             ),
         },
@@ -291,6 +378,11 @@ fn fits(slot: Slot, operand: &Operand, vector_length: usize) -> Result<(), &'sta
             (matches!(operand, Operand::Register(_) | Operand::RegisterPair(..)), "one or two predicates")
         }
         Kind::Memory => (matches!(operand, Operand::Memory(_)), "a memory operand"),
+        Kind::Tensor => (
+            matches!(operand, Operand::Tensor(_, at) if at.len() == coordinates(modifiers) && at.iter().all(scalar)),
+            "a tensor map with as many coordinates as the form says",
+        ),
+        Kind::Sink => (matches!(operand, Operand::Sink), "`_`"),
         Kind::Label => (matches!(operand, Operand::Label(_)), "a label"),
         Kind::Integer => (matches!(operand, Operand::Integer(_)), "an integer constant"),
     };

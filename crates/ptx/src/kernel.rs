@@ -45,6 +45,8 @@ pub enum Space {
     Const,
     /// Memory of one thread.
     Local,
+    /// What is handed to a function and back.
+    Param,
 }
 
 impl Space {
@@ -55,6 +57,7 @@ impl Space {
             Self::Global => ".global",
             Self::Const => ".const",
             Self::Local => ".local",
+            Self::Param => ".param",
         }
     }
 }
@@ -201,8 +204,14 @@ pub enum KernelError {
     LabelPlaced { label: String, times: usize },
     #[error("`{instruction}` needs sm_{min_sm} or later, the kernel is for {target}")]
     Architecture { instruction: String, min_sm: u32, target: String },
+    #[error("`{instruction}` is a form of {} alone, the kernel is for {target}", list(.allowed))]
+    Target { instruction: String, allowed: Vec<arch::Target>, target: arch::Target },
     #[error("`{instruction}` needs PTX {needed} or later, the kernel is written in {found}")]
     LanguageVersion { instruction: String, needed: Version, found: Version },
+}
+
+fn list(targets: &[arch::Target]) -> String {
+    targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 impl Kernel {
@@ -289,6 +298,13 @@ impl Kernel {
                 target: self.target.to_string(),
             });
         }
+        if !form.is_on(self.target) {
+            return Err(KernelError::Target {
+                instruction: text(),
+                allowed: form.targets.clone(),
+                target: self.target,
+            });
+        }
         if self.version < form.min_ptx {
             return Err(KernelError::LanguageVersion {
                 instruction: text(),
@@ -304,10 +320,18 @@ impl Kernel {
         for (slot, operand) in instruction.slots() {
             self.validate_names(instruction, operand)?;
             match (slot.kind, operand) {
-                (Kind::Memory, Operand::Memory(address)) => {
+                (Kind::Memory | Kind::Tensor, Operand::Memory(address) | Operand::Tensor(address, _)) => {
                     if let Base::Register(register) = address.base {
                         self.validate_address(instruction, register)?;
                     }
+                    if let Operand::Tensor(_, coordinates) = operand {
+                        self.validate_values(instruction, coordinates, Type::B32, false)?;
+                    }
+                }
+                (Kind::ValueOrPredicate(_), Operand::Register(register))
+                    if self.declared(instruction, *register)? == Type::Pred => {}
+                (Kind::ValueOrPredicate(_), Operand::NotPredicate(register)) => {
+                    self.validate_register(instruction, *register, Type::Pred, false)?;
                 }
                 (Kind::Predicate | Kind::PredicatePair, operand) => {
                     let mut result = Ok(());
@@ -318,14 +342,21 @@ impl Kernel {
                     });
                     result?;
                 }
-                (Kind::ValueAndPredicate(rule), Operand::RegisterPair(value, predicate)) => {
-                    if let Some(ty) = instruction.resolve(rule) {
+                (Kind::ValueAndPredicate(rule, _), Operand::RegisterPair(value, predicate)) => {
+                    if let (Some(value), Some(ty)) = (value, instruction.resolve(rule)) {
                         self.validate_register(instruction, *value, ty, false)?;
                     }
-                    self.validate_register(instruction, *predicate, Type::Pred, false)?;
+                    if let Some(predicate) = predicate {
+                        self.validate_register(instruction, *predicate, Type::Pred, false)?;
+                    }
                 }
                 (
-                    Kind::Value(rule) | Kind::Vector(rule) | Kind::Movable(rule) | Kind::ValueAndPredicate(rule),
+                    Kind::Value(rule)
+                    | Kind::Vector(rule)
+                    | Kind::Movable(rule)
+                    | Kind::Registers(rule, _)
+                    | Kind::ValueOrPredicate(rule)
+                    | Kind::ValueAndPredicate(rule, _),
                     operand,
                 ) => {
                     let Some(mut ty) = instruction.resolve(rule) else { continue };
@@ -350,16 +381,25 @@ impl Kernel {
                         }
                         single => std::slice::from_ref(single),
                     };
-                    for element in elements {
-                        if let Operand::Register(register) = element {
-                            self.validate_register(instruction, *register, ty, wider)?;
-                        }
-                    }
+                    self.validate_values(instruction, elements, ty, wider)?;
                 }
                 _ => {}
             }
         }
         Ok(())
+    }
+
+    fn validate_values(
+        &self,
+        instruction: &Instruction,
+        values: &[Operand],
+        ty: Type,
+        wider: bool,
+    ) -> Result<(), KernelError> {
+        values.iter().try_for_each(|value| match value {
+            Operand::Register(register) => self.validate_register(instruction, *register, ty, wider),
+            _ => Ok(()),
+        })
     }
 
     fn validate_names(&self, instruction: &Instruction, operand: &Operand) -> Result<(), KernelError> {
@@ -369,7 +409,7 @@ impl Kernel {
             Operand::Label(label) => ((label.0 as usize) < self.labels.len(), "label"),
             Operand::VariableAddress(v, _) => (variable(*v), "variable"),
             Operand::ParameterAddress(p, _) => (parameter(*p), "parameter"),
-            Operand::Memory(address) => match address.base {
+            Operand::Memory(address) | Operand::Tensor(address, _) => match address.base {
                 Base::Variable(v) => (variable(v), "variable"),
                 Base::Parameter(p) => (parameter(p), "parameter"),
                 _ => (true, ""),

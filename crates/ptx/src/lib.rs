@@ -28,7 +28,7 @@ pub use build::{
     Reg, S16, S32, S64, Scalar, Shared, Src, StateSpace, U16, U32, U64, Word,
 };
 pub use cfg::{Block, Cfg};
-pub use form::{Form, Kind, Opcode, Role, Slot, TypeRule};
+pub use form::{Count, Form, Kind, Opcode, Role, Slot, TypeRule};
 pub use instruction::{Guard, Instruction, InstructionError, LocationId};
 pub use kernel::{
     Bank, Kernel, KernelError, Location, ParameterDecl, Pointee, Space, Statement, VariableDecl, Version,

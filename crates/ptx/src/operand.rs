@@ -62,9 +62,15 @@ special_registers! {
     ClusterCtaidX "%cluster_ctaid.x" U32, ClusterCtaidY "%cluster_ctaid.y" U32, ClusterCtaidZ "%cluster_ctaid.z" U32,
     ClusterNctaidX "%cluster_nctaid.x" U32, ClusterNctaidY "%cluster_nctaid.y" U32, ClusterNctaidZ "%cluster_nctaid.z" U32,
     ClusterCtarank "%cluster_ctarank" U32, ClusterNctarank "%cluster_nctarank" U32,
+    IsExplicitCluster "%is_explicit_cluster" Pred,
+    Gridid "%gridid" U64,
     Smid "%smid" U32, Nsmid "%nsmid" U32,
     DynamicSmemSize "%dynamic_smem_size" U32, TotalSmemSize "%total_smem_size" U32,
     Clock "%clock" U32, ClockHi "%clock_hi" U32, Clock64 "%clock64" U64, Globaltimer "%globaltimer" U64,
+    GlobaltimerLo "%globaltimer_lo" U32, GlobaltimerHi "%globaltimer_hi" U32,
+    AggrSmemSize "%aggr_smem_size" U32, CurrentGraphExec "%current_graph_exec" U64,
+    ReservedSmemOffsetBegin "%reserved_smem_offset_begin" B32, ReservedSmemOffsetEnd "%reserved_smem_offset_end" B32,
+    ReservedSmemOffsetCap "%reserved_smem_offset_cap" B32,
 }
 
 /// What an address counts from.
@@ -96,8 +102,8 @@ pub enum Operand {
     Register(Register),
     /// A predicate register read as its complement, `!%p1`.
     NotPredicate(Register),
-    /// Two predicates written at once, `%p1|%p2` (PTX ISA 9.7.7, `setp`; also `shfl.sync`).
-    RegisterPair(Register, Register),
+    /// Two results written at once, `%p1|%p2` (PTX ISA 9.7.7, `setp`; also `shfl.sync`); `None` is `_`.
+    RegisterPair(Option<Register>, Option<Register>),
     /// A special register.
     Special(Special),
     /// An integer constant: 64 bits, read in the width and sign the instruction's type asks for.
@@ -112,6 +118,8 @@ pub enum Operand {
     ParameterAddress(Parameter, i64),
     /// A memory operand.
     Memory(Address),
+    /// An element of a tensor, `[%rd1, {%r1, %r2}]`: the address of the tensor map, and the coordinates from the innermost on.
+    Tensor(Address, Vec<Operand>),
     /// Several registers or constants as one, `{%r1, %r2}`.
     Vector(Vec<Operand>),
     /// A branch target.
@@ -131,11 +139,14 @@ impl Operand {
     pub fn for_each_register(&self, visit: &mut impl FnMut(Register)) {
         match self {
             Self::Register(r) | Self::NotPredicate(r) => visit(*r),
-            Self::RegisterPair(a, b) => {
-                visit(*a);
-                visit(*b);
-            }
+            Self::RegisterPair(a, b) => a.iter().chain(b).for_each(|r| visit(*r)),
             Self::Memory(Address { base: Base::Register(r), .. }) => visit(*r),
+            Self::Tensor(Address { base, .. }, coordinates) => {
+                if let Base::Register(r) = base {
+                    visit(*r);
+                }
+                coordinates.iter().for_each(|coordinate| coordinate.for_each_register(visit));
+            }
             Self::Vector(elements) => elements.iter().for_each(|element| element.for_each_register(visit)),
             _ => {}
         }

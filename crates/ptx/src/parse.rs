@@ -1051,7 +1051,7 @@ impl<'t> Parser<'t> {
             ".reg" => self.registers(entry),
             ".pragma" => self.skip_pragma(),
             ".file" => self.file_directive(),
-            ".shared" | ".local" | ".global" | ".const" | ".extern" | ".visible" | ".weak" => {
+            ".shared" | ".local" | ".global" | ".const" | ".param" | ".extern" | ".visible" | ".weak" => {
                 let external = self.linkage();
                 for (name, span, mut variable) in self.variable_declarations()? {
                     let id = Variable(entry.kernel.variables.len() as u32);
@@ -1064,7 +1064,7 @@ impl<'t> Parser<'t> {
                 }
                 Ok(())
             }
-            ".param" | ".callprototype" | ".calltargets" | ".branchtargets" => self.refuse_function(),
+            ".callprototype" | ".calltargets" | ".branchtargets" => self.refuse_function(),
             _ => self.expected("a directive that may stand in a body"),
         }
     }
@@ -1219,14 +1219,7 @@ impl<'t> Parser<'t> {
             TokenKind::Symbol(b'[') => self.memory(entry),
             TokenKind::Symbol(b'{') => {
                 self.advance();
-                let mut elements = Vec::new();
-                loop {
-                    elements.push(self.element(entry)?);
-                    if !self.accept(b',') {
-                        break;
-                    }
-                }
-                self.expect(b'}')?;
+                let mut elements = self.elements(entry)?;
                 // `{%r1}` is how some compilers write a scalar.
                 if elements.len() == 1 { Ok(elements.remove(0)) } else { Ok(Operand::Vector(elements)) }
             }
@@ -1246,6 +1239,19 @@ impl<'t> Parser<'t> {
         }
     }
 
+    /// The rest of a vector behind its brace.
+    fn elements(&mut self, entry: &Entry<'t>) -> Result<Vec<Operand>> {
+        let mut elements = Vec::new();
+        loop {
+            elements.push(self.element(entry)?);
+            if !self.accept(b',') {
+                break;
+            }
+        }
+        self.expect(b'}')?;
+        Ok(elements)
+    }
+
     /// What may also stand in a vector.
     fn element(&mut self, entry: &Entry<'t>) -> Result<Operand> {
         let token = self.peek();
@@ -1258,15 +1264,18 @@ impl<'t> Parser<'t> {
         let name = self.str(token);
         self.advance();
         if name == "_" {
-            return Ok(Operand::Sink);
+            return Ok(if self.accept(b'|') {
+                Operand::RegisterPair(None, self.second(entry)?)
+            } else {
+                Operand::Sink
+            });
         }
         if let Some(special) = Special::from_name(name) {
             return Ok(Operand::Special(special));
         }
         match entry.names.find(name) {
             Some(Named::Register(first)) if self.accept(b'|') => {
-                let (name, span) = self.name("a register")?;
-                Ok(Operand::RegisterPair(first, register(entry, name, span)?))
+                Ok(Operand::RegisterPair(Some(first), self.second(entry)?))
             }
             Some(Named::Register(register)) => Ok(Operand::Register(register)),
             Some(Named::Variable(variable)) => Ok(Operand::VariableAddress(variable, self.offset()?)),
@@ -1275,7 +1284,15 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// `[%rd1+8]`, `[ %rd1 + -8 ]`, `[symbol+4]`, `[4096]`
+    /// The register behind `|`, or `_`.
+    fn second(&mut self, entry: &Entry<'t>) -> Result<Option<Register>> {
+        match self.name("a register")? {
+            ("_", _) => Ok(None),
+            (name, span) => register(entry, name, span).map(Some),
+        }
+    }
+
+    /// `[%rd1+8]`, `[ %rd1 + -8 ]`, `[symbol+4]`, `[4096]`, `[%rd1, {%r1, %r2}]`
     fn memory(&mut self, entry: &Entry<'t>) -> Result<Operand> {
         self.expect(b'[')?;
         let token = self.peek();
@@ -1291,6 +1308,12 @@ impl<'t> Parser<'t> {
         } else {
             Address { base: Base::Absolute, offset: self.constant()? }
         };
+        if self.accept(b',') {
+            self.expect(b'{')?;
+            let coordinates = self.elements(entry)?;
+            self.expect(b']')?;
+            return Ok(Operand::Tensor(address, coordinates));
+        }
         self.expect(b']')?;
         Ok(Operand::Memory(address))
     }

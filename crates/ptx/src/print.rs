@@ -195,8 +195,12 @@ impl Kernel {
         }
         for (index, (slot, operand)) in instruction.slots().enumerate() {
             text.push_str(if index == 0 { " " } else { ", " });
-            // A single matrix is a vector of one register.
-            let braced = instruction.has(Modifier::X1) && matches!(slot.kind, Kind::Vector(_));
+            // A single matrix, or a fragment of one register, is a vector of one.
+            let braced = match slot.kind {
+                Kind::Vector(_) => instruction.has(Modifier::X1),
+                Kind::Registers(..) => !matches!(operand, Operand::Vector(_)),
+                _ => false,
+            };
             text.push_str(if braced { "{" } else { "" });
             self.print_operand(&mut text, operand);
             text.push_str(if braced { "}" } else { "" });
@@ -209,46 +213,74 @@ impl Kernel {
     }
 
     fn print_operand(&self, text: &mut String, operand: &Operand) {
-        let variable = |v: &crate::Variable| self.variables.get(v.0 as usize).map_or("undeclared", |v| v.name.as_str());
-        let parameter = |p: &crate::Parameter| self.params.get(p.0 as usize).map_or("undeclared", |p| p.name.as_str());
-        // A negative offset is `+-8`: ptxas knows no difference.
-        let offset = |offset: i64| if offset == 0 { String::new() } else { format!("+{offset}") };
         let _ = match operand {
             Operand::Register(r) => write!(text, "{}", self.register_text(*r)),
             Operand::NotPredicate(r) => write!(text, "!{}", self.register_text(*r)),
-            Operand::RegisterPair(a, b) => write!(text, "{}|{}", self.register_text(*a), self.register_text(*b)),
+            Operand::RegisterPair(a, b) => {
+                let name = |r: &Option<_>| r.map_or("_".into(), |r| self.register_text(r));
+                write!(text, "{}|{}", name(a), name(b))
+            }
             Operand::Special(special) => write!(text, "{}", special.name()),
             Operand::Integer(value) => write!(text, "{value}"),
             Operand::F32(bits) => write!(text, "0f{bits:08X}"),
             Operand::F64(bits) => write!(text, "0d{bits:016X}"),
-            Operand::VariableAddress(v, o) => write!(text, "{}{}", variable(v), offset(*o)),
-            Operand::ParameterAddress(p, o) => write!(text, "{}{}", parameter(p), offset(*o)),
-            Operand::Memory(Address { base, offset: o }) => match base {
-                Base::Register(r) => write!(text, "[{}{}]", self.register_text(*r), offset(*o)),
-                Base::Variable(v) => write!(text, "[{}{}]", variable(v), offset(*o)),
-                Base::Parameter(p) => write!(text, "[{}{}]", parameter(p), offset(*o)),
-                Base::Absolute => write!(text, "[{o}]"),
-            },
+            Operand::VariableAddress(v, o) => write!(text, "{}{}", self.variable_name(*v), offset(*o)),
+            Operand::ParameterAddress(p, o) => write!(text, "{}{}", self.parameter_name(*p), offset(*o)),
+            Operand::Memory(address) => write!(text, "[{}]", self.address_text(*address)),
+            Operand::Tensor(map, coordinates) => {
+                let _ = write!(text, "[{}, ", self.address_text(*map));
+                self.print_vector(text, coordinates);
+                text.push(']');
+                Ok(())
+            }
             Operand::Vector(elements) => {
-                text.push('{');
-                for (index, element) in elements.iter().enumerate() {
-                    if index > 0 {
-                        text.push_str(", ");
-                    }
-                    self.print_operand(text, element);
-                }
-                text.push('}');
+                self.print_vector(text, elements);
                 Ok(())
             }
             Operand::Label(label) => write!(text, "{}", self.label_name(label.0)),
             Operand::Sink => write!(text, "_"),
         };
     }
+
+    fn address_text(&self, Address { base, offset: o }: Address) -> String {
+        match base {
+            Base::Register(r) => format!("{}{}", self.register_text(r), offset(o)),
+            Base::Variable(v) => format!("{}{}", self.variable_name(v), offset(o)),
+            Base::Parameter(p) => format!("{}{}", self.parameter_name(p), offset(o)),
+            Base::Absolute => o.to_string(),
+        }
+    }
+
+    fn variable_name(&self, variable: crate::Variable) -> &str {
+        self.variables.get(variable.0 as usize).map_or("undeclared", |v| v.name.as_str())
+    }
+
+    fn parameter_name(&self, parameter: crate::Parameter) -> &str {
+        self.params.get(parameter.0 as usize).map_or("undeclared", |p| p.name.as_str())
+    }
+
+    fn print_vector(&self, text: &mut String, elements: &[Operand]) {
+        text.push('{');
+        for (index, element) in elements.iter().enumerate() {
+            if index > 0 {
+                text.push_str(", ");
+            }
+            self.print_operand(text, element);
+        }
+        text.push('}');
+    }
+}
+
+/// A negative offset is `+-8`: ptxas knows no difference.
+fn offset(offset: i64) -> String {
+    if offset == 0 { String::new() } else { format!("+{offset}") }
 }
 
 impl Space {
     /// The space a directive names (`.shared` and so on).
     pub fn from_directive(directive: &str) -> Option<Self> {
-        [Self::Shared, Self::Global, Self::Const, Self::Local].into_iter().find(|space| space.directive() == directive)
+        [Self::Shared, Self::Global, Self::Const, Self::Local, Self::Param]
+            .into_iter()
+            .find(|space| space.directive() == directive)
     }
 }

@@ -12,7 +12,7 @@ use ptx::{
     Type, VariableDecl, Version, parse,
 };
 
-const VERSION: Version = Version { major: 8, minor: 8 };
+const VERSION: Version = Version { major: 9, minor: 1 };
 
 /// Draws from a list of numbers, and from its beginning again where that ends.
 struct Drawn<'a>(&'a [u32], usize);
@@ -26,8 +26,8 @@ impl Draw for Drawn<'_> {
 
 /// A valid kernel in the order in which the parser would number things.
 fn kernel(draw: &mut impl Draw, length: u32) -> Kernel {
-    let mut kernel = common::kernel(Target::from(Sm::Sm120), VERSION);
-    kernel.body.clear();
+    let target = Target::best([Sm::Sm90, Sm::Sm100, Sm::Sm120][draw.below(3) as usize]);
+    let mut kernel = common::kernel(target, VERSION);
     kernel.labels.clear();
     let triple = |draw: &mut dyn FnMut(u32) -> u32| (draw(2) == 1).then(|| [1 + draw(1024), 1 + draw(8), 1 + draw(8)]);
     let mut next = |n| draw.below(n);
@@ -67,7 +67,7 @@ fn kernel(draw: &mut impl Draw, length: u32) -> Kernel {
     for index in 0..next(3) {
         kernel.banks.push(Bank { prefix: format!("single{index}"), ty: Type::B32, count: None });
     }
-    let forms: Vec<_> = Form::all().iter().filter(|form| form.opcode != Opcode::Bra).collect();
+    let forms: Vec<_> = Form::all().iter().filter(|form| form.opcode != Opcode::Bra && form.is_on(target)).collect();
     for _ in 0..length {
         let form = forms[draw.below(forms.len() as u32) as usize];
         let chosen: Vec<Modifier> = form

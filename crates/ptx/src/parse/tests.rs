@@ -165,8 +165,8 @@ fn several_entries_have_what_each_names() {
 fn errors_say_what_and_where() {
     for (body, message) in [
         (
-            "wgmma.fence.sync.aligned;",
-            "line 5, column 1: unknown form `wgmma.fence.sync.aligned`: there is no instruction `wgmma`",
+            "hmma.fence.sync.aligned;",
+            "line 5, column 1: unknown form `hmma.fence.sync.aligned`: there is no instruction `hmma`",
         ),
         ("  cvt.foo.f32 %r1, %r2;", "line 5, column 3: unknown form `cvt.foo.f32`: `.foo` means nothing"),
         ("fma.f32 %r1, %r1, %r1, %r1;", "unknown form `fma.f32`: after `fma` may follow `$rnd ftz? sat? f32`"),

@@ -1,8 +1,8 @@
 //! Instructions made from the table's rows alone.
 
 use ptx::{
-    Address, Bank, Base, Form, Instruction, Kernel, Kind, Label, Modifier, Operand, Parameter, ParameterDecl, Register,
-    Role, Slot, Special, Target, Type, TypeRule, Version,
+    Address, Bank, Base, Count, Form, Instruction, Kernel, Kind, Label, Modifier, Opcode, Operand, Parameter,
+    ParameterDecl, Register, Role, Slot, Space, Special, Target, Type, TypeRule, Variable, VariableDecl, Version,
 };
 
 /// Registers of each bank of [`kernel`].
@@ -32,7 +32,16 @@ pub fn kernel(target: Target, version: Version) -> Kernel {
         max_registers: None,
         required_cluster: None,
         banks: BANKS.iter().filter(|ty| wide || **ty != Type::B128).map(bank).collect(),
-        variables: Vec::new(),
+        variables: vec![VariableDecl {
+            name: "handed".into(),
+            space: Space::Param,
+            ty: Type::B8,
+            align: 16,
+            elements: Some(256),
+            init: Vec::new(),
+            external: false,
+            module_level: false,
+        }],
         labels: vec!["$end".into()],
         files: Vec::new(),
         locations: Vec::new(),
@@ -63,11 +72,17 @@ pub fn instruction(form: &Form, modifiers: &[Modifier], optional: bool, draw: &m
         TypeRule::Fixed(ty) => ty,
     };
     let operands = form.slots.iter().filter(|slot| optional || !slot.optional);
-    let operands = operands.map(|slot| operand(slot, modifiers, &ty, draw)).collect();
+    let operands = operands.map(|slot| operand(form, slot, modifiers, &ty, draw)).collect();
     Instruction::new(form.opcode, modifiers.to_vec(), operands).unwrap()
 }
 
-fn operand(slot: &Slot, modifiers: &[Modifier], ty: &impl Fn(TypeRule) -> Type, draw: &mut impl Draw) -> Operand {
+fn operand(
+    form: &Form,
+    slot: &Slot,
+    modifiers: &[Modifier],
+    ty: &impl Fn(TypeRule) -> Type,
+    draw: &mut impl Draw,
+) -> Operand {
     let elements = modifiers.iter().find_map(|m| match m {
         Modifier::V2 | Modifier::X2 => Some(2),
         Modifier::V4 | Modifier::X4 => Some(4),
@@ -103,9 +118,28 @@ fn operand(slot: &Slot, modifiers: &[Modifier], ty: &impl Fn(TypeRule) -> Type, 
                 _ => Operand::Register(register(ty, draw(REGISTERS))),
             }
         }
-        Kind::ValueAndPredicate(rule) => match draw(2) {
-            0 => Operand::Register(register(ty(rule), draw(REGISTERS))),
-            _ => Operand::RegisterPair(register(ty(rule), draw(REGISTERS)), register(Type::Pred, draw(REGISTERS))),
+        Kind::Registers(rule, count) => {
+            let count = match count {
+                Count::Any => im2col_offsets(modifiers),
+                count => registers(count, modifiers),
+            };
+            // Fragments are registers, not constants.
+            let mut elements: Vec<_> =
+                (0..count).map(|_| Operand::Register(register(ty(rule), draw(REGISTERS)))).collect();
+            if count == 1 { elements.remove(0) } else { Operand::Vector(elements) }
+        }
+        Kind::ValueOrPredicate(rule) => match draw(3) {
+            1 => Operand::NotPredicate(register(Type::Pred, draw(REGISTERS))),
+            2 => Operand::Register(register(Type::Pred, draw(REGISTERS))),
+            _ => one(ty(rule), &mut draw),
+        },
+        Kind::ValueAndPredicate(rule, both) => match draw(3) {
+            0 if !both => Operand::Register(register(ty(rule), draw(REGISTERS))),
+            1 => Operand::RegisterPair(None, Some(register(Type::Pred, draw(REGISTERS)))),
+            _ => Operand::RegisterPair(
+                Some(register(ty(rule), draw(REGISTERS))),
+                Some(register(Type::Pred, draw(REGISTERS))),
+            ),
         },
         Kind::Predicate => match (slot.role, draw(2)) {
             (Role::Use, 1) => Operand::NotPredicate(register(Type::Pred, draw(REGISTERS))),
@@ -113,8 +147,14 @@ fn operand(slot: &Slot, modifiers: &[Modifier], ty: &impl Fn(TypeRule) -> Type, 
         },
         Kind::PredicatePair => match draw(2) {
             0 => Operand::Register(register(Type::Pred, draw(REGISTERS))),
-            _ => Operand::RegisterPair(register(Type::Pred, draw(REGISTERS)), register(Type::Pred, draw(REGISTERS))),
+            _ => Operand::RegisterPair(
+                Some(register(Type::Pred, draw(REGISTERS))),
+                Some(register(Type::Pred, draw(REGISTERS))),
+            ),
         },
+        Kind::Memory if has(Modifier::ParamFunc) || form.opcode == Opcode::St && has(Modifier::Param) => {
+            Operand::Memory(Address { base: Base::Variable(Variable(0)), offset: 16 * i64::from(draw(4)) })
+        }
         Kind::Memory if has(Modifier::Param) || has(Modifier::ParamEntry) => {
             Operand::Memory(Address { base: Base::Parameter(Parameter(0)), offset: 16 * i64::from(draw(4)) })
         }
@@ -122,9 +162,50 @@ fn operand(slot: &Slot, modifiers: &[Modifier], ty: &impl Fn(TypeRule) -> Type, 
             base: Base::Register(register(Type::B64, draw(REGISTERS))),
             offset: 64 * i64::from(draw(5)) - 128,
         }),
+        Kind::Tensor => Operand::Tensor(
+            Address { base: Base::Register(register(Type::B64, draw(REGISTERS))), offset: 0 },
+            (0..coordinates(modifiers)).map(|_| one(Type::S32, &mut draw)).collect(),
+        ),
+        Kind::Sink => Operand::Sink,
         Kind::Label => Operand::Label(Label(0)),
         Kind::Integer => Operand::Integer(integer(modifiers, draw(4))),
     }
+}
+
+fn registers(count: Count, modifiers: &[Modifier]) -> usize {
+    let columns = modifiers.iter().find_map(|m| if let Modifier::Shape { n, .. } = m { Some(*n) } else { None });
+    let repeats = modifiers.iter().find_map(|m| match m {
+        Modifier::X2 => Some(2),
+        Modifier::X4 => Some(4),
+        Modifier::X8 => Some(8),
+        Modifier::X16 => Some(16),
+        Modifier::X32 => Some(32),
+        Modifier::X64 => Some(64),
+        Modifier::X128 => Some(128),
+        _ => None,
+    });
+    usize::from(match count {
+        Count::Exactly(count) => count,
+        Count::Columns(divisor) => columns.unwrap() / divisor,
+        Count::Repeats(factor) => factor * repeats.unwrap_or(1),
+        Count::Any => 1,
+    })
+}
+
+fn dimensions(modifiers: &[Modifier]) -> usize {
+    let place = |m: &Modifier| {
+        [Modifier::Dim1, Modifier::Dim2, Modifier::Dim3, Modifier::Dim4, Modifier::Dim5].iter().position(|d| d == m)
+    };
+    modifiers.iter().find_map(place).unwrap() + 1
+}
+
+fn coordinates(modifiers: &[Modifier]) -> usize {
+    let rows = modifiers.iter().any(|m| matches!(m, Modifier::TileGather4 | Modifier::TileScatter4));
+    if rows { 5 } else { dimensions(modifiers) }
+}
+
+fn im2col_offsets(modifiers: &[Modifier]) -> usize {
+    dimensions(modifiers) - 2
 }
 
 /// The integer a form asks for: bytes of a copy, groups to wait for, a truth table.
@@ -132,6 +213,12 @@ fn integer(modifiers: &[Modifier], drawn: u32) -> i64 {
     match modifiers {
         [Modifier::Async, Modifier::Cg, ..] => 16,
         [Modifier::Async, Modifier::Ca, ..] => [4, 8, 16, 4][drawn as usize],
+        // Factors of both matrices, and whether they are transposed.
+        [Modifier::MmaAsync, ..] => 1,
+        [Modifier::Inc | Modifier::Dec, Modifier::Sync, ..] => 24 + 8 * i64::from(drawn),
+        [Modifier::Global, Modifier::L2 | Modifier::L2EvictNormal] | [Modifier::L2 | Modifier::L2EvictNormal] => 128,
+        [Modifier::Proxy, ..] | [Modifier::CpFenceproxy, ..] => 128,
+        [Modifier::Bulk, ..] => 0,
         _ => i64::from(drawn),
     }
 }
