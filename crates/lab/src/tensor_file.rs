@@ -213,7 +213,7 @@ impl<'a> Source<'a> {
 }
 
 /// The types an array may have.
-const ARRAY_TYPES: &str = "a float of 8 to 64 bits or an integer of 8 to 64 bits";
+const ARRAY_TYPES: &str = "a float or an integer of 8 to 64 bits, little endian";
 /// What the one array of a `.npy` file is called.
 const ARRAY: &str = "array";
 
