@@ -16,8 +16,10 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// The article's kernel on two heads of 64 keys.
-const ARTICLE: [&str; 23] = [
+const ARTICLE: [&str; 25] = [
     "rtx2070/v2_f32_d32.ptx",
+    "--gpu",
+    "RTX 2070",
     "--grid",
     "2,2",
     "--shared",
@@ -68,12 +70,12 @@ fn the_articles_kernel() {
 
 #[test]
 fn the_articles_line_by_hand() {
-    insta::assert_snapshot!(text(&article(&["--line", "30"]).success().get_output().stdout));
+    insta::assert_snapshot!(text(&article(&["--line", "56"]).success().get_output().stdout));
 }
 
 #[test]
 fn json_follows_the_schema() {
-    let assert = article(&["--json", "-", "--line", "30"]).success();
+    let assert = article(&["--json", "-", "--line", "56"]).success();
     let value: serde_json::Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
     assert_eq!(value["schema"], 1);
     let record = &value["records"][0];
