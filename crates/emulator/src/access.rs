@@ -6,7 +6,7 @@ use crate::fault::FaultKind;
 use crate::interpret::File;
 use crate::lanes::{ALL, WARP, each};
 use crate::pattern::{KEPT, Kind, Pattern, lanes_of};
-use crate::program::{Code, Extend, LOCAL_WINDOW, MemoryOp, Op, SHARED_WINDOW, WINDOW_BYTES};
+use crate::program::{Code, Extend, LOCAL_WINDOW, MemoryOp, Op, SHARED_WINDOW, UNGUARDED, WINDOW_BYTES};
 use crate::race::Read;
 use crate::traffic::Direction;
 use crate::warp::{PendingCopy, Warp};
@@ -154,6 +154,29 @@ fn note_read(worker: &mut Worker<'_>, op: &Op, shape: usize, first: u32, warp: u
     Ok(())
 }
 
+/// Marks what is written, and notes the write.
+#[inline(always)]
+fn note_write(worker: &mut Worker<'_>, memory: u32, shape: usize, first: u32, site: &Site) -> Result<(), Fail> {
+    let pattern = &worker.shapes[memory as usize].patterns[shape];
+    let interval = &mut worker.races.open[site.warp];
+    let watched = !worker.flights.is_empty();
+    for &(word, bits) in &pattern.words {
+        let word = (i64::from(first / 64) + word) as usize;
+        if watched && let Some(reader) = worker.flights.reader_of(word, bits) {
+            return Err(overwritten(worker.job, reader, site));
+        }
+        worker.written[word] |= bits;
+        interval.note(word, bits, true, site.position);
+    }
+    Ok(())
+}
+
+/// The fault of a write to what a `wgmma` in flight reads.
+#[cold]
+fn overwritten(job: &crate::run::Job<'_>, (position, address): (usize, u64), site: &Site) -> Fail {
+    site.fail(FaultKind::WgmmaOverwritten { address, wgmma: job.instruction(position) }, 0)
+}
+
 #[cold]
 fn unwritten(worker: &Worker<'_>, op: &Op, shape: usize, first: u32, site: &Site) -> Fail {
     let pattern = &worker.shapes[op.aux as usize].patterns[shape];
@@ -241,13 +264,7 @@ pub(crate) fn store_shared(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, ma
     let addresses = addresses32(&file, memory.base, memory.offset);
     let index = shared_shape(worker, memory, op, &addresses, mask, &site)?;
     let first = addresses[mask.trailing_zeros() as usize];
-    let pattern = &worker.shapes[op.aux as usize].patterns[index];
-    let interval = &mut worker.races.open[site.warp];
-    for &(word, bits) in &pattern.words {
-        let word = (i64::from(first / 64) + word) as usize;
-        worker.written[word] |= bits;
-        interval.note(word, bits, true, site.position);
-    }
+    note_write(worker, op.aux, index, first, &site)?;
     let bytes = memory.bytes as usize;
     for (element, register) in memory.registers.iter().enumerate() {
         let Some(register) = *register else { continue };
@@ -266,6 +283,40 @@ pub(crate) fn store_shared(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, ma
         }
     }
     Ok(())
+}
+
+/// The addresses of the rows of 8x8 matrices that `lanes` give, for a load or a store of them: checked, counted and noted.
+pub(crate) fn matrix_rows(
+    worker: &mut Worker<'_>,
+    warp: &Warp,
+    index: u32,
+    lanes: u32,
+    store: bool,
+) -> Result<[u32; WARP], Fail> {
+    let program = worker.program;
+    let memory = &program.memory[index as usize];
+    let site = Site { position: memory.position, warp: warp.index };
+    let base = memory.base.map_or([0; WARP], |(place, wide)| match wide {
+        true => warp.wide[place as usize].0,
+        false => each(warp.narrow[place as usize].0, u64::from),
+    });
+    let wide = each(base, |base| base.wrapping_add_signed(memory.offset));
+    if memory.generic
+        && let Some(lane) =
+            lanes_of(lanes).find(|&lane| !(SHARED_WINDOW..SHARED_WINDOW + WINDOW_BYTES).contains(&wide[lane]))
+    {
+        return Err(site.shared_bounds(wide[lane], 16, worker.shared.len(), lane as u32));
+    }
+    let addresses = each(wide, |address| address as u32);
+    let op = Op { code: Code::Tensor, d: 0, a: 0, b: 0, c: 0, aux: index, guard: UNGUARDED };
+    let shape = shared_shape(worker, memory, &op, &addresses, lanes, &site)?;
+    let first = addresses[lanes.trailing_zeros() as usize];
+    if store {
+        note_write(worker, index, shape, first, &site)?;
+    } else {
+        note_read(worker, &op, shape, first, site.warp, &site)?;
+    }
+    Ok(addresses)
 }
 
 /// The allocation that a warp's global access falls into, with the shape of its addresses.
@@ -613,6 +664,9 @@ fn generic(
         }
         let (word, bits) = word_bits(start as usize, memory.lane_bytes() as usize);
         if store {
+            if let Some(reader) = worker.flights.reader_of(word, bits) {
+                return Err(overwritten(worker.job, reader, &site));
+            }
             worker.written[word] |= bits;
         } else if worker.written[word] & bits != bits {
             return Err(site.fail(
@@ -827,6 +881,14 @@ pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask
             return Err(
                 site.fail(FaultKind::Misaligned { space: "shared", address: to[lane].into(), bytes }, lane as u32)
             );
+        }
+    }
+    if !worker.flights.is_empty() {
+        for lane in lanes_of(mask) {
+            let (word, bits) = word_bits(to[lane] as usize, bytes as usize);
+            if let Some(reader) = worker.flights.reader_of(word, bits) {
+                return Err(overwritten(worker.job, reader, &site));
+            }
         }
     }
     // Lanes that take no bytes read nothing (9.7.9.25.3.1).

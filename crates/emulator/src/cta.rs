@@ -6,6 +6,7 @@ use crate::program::Program;
 use crate::race::{Expand, Race, Races, Read};
 use crate::report::InstructionCounters;
 use crate::run::Job;
+use crate::tensor::Flights;
 use crate::traffic::Touched;
 use crate::warp::{PendingCopy, State, Warp};
 
@@ -48,6 +49,8 @@ pub(crate) enum Stop {
     Pause,
     /// It arrived at a barrier.
     Barrier(Arrival),
+    /// It arrived at a `wgmma`.
+    Warpgroup,
     Done,
 }
 
@@ -80,6 +83,7 @@ pub(crate) struct Worker<'a> {
     pub written_since: u64,
     pub local: Vec<u8>,
     pub races: Races,
+    pub flights: Flights,
     pub random: u64,
     barriers: Vec<Barrier>,
     warps: Vec<Warp>,
@@ -103,6 +107,7 @@ impl<'a> Worker<'a> {
             written_since: 0,
             local: vec![0; program.local_bytes as usize * 32 * warps],
             races: Races::default(),
+            flights: Flights::default(),
             random: 0,
             barriers: vec![Barrier::default(); BARRIERS as usize],
             warps: (0..warps).map(|index| Warp::new(index, program.narrow, program.wide, program.predicates)).collect(),
@@ -117,6 +122,7 @@ impl<'a> Worker<'a> {
         self.written.fill(0);
         self.written_since += 1;
         self.races.reset(self.warps.len(), self.job.shared_bytes);
+        self.flights.reset(self.job.shared_bytes);
         self.barriers.fill(Barrier::default());
         self.random = self.job.seed(linear);
         let mut warps = std::mem::take(&mut self.warps);
@@ -160,6 +166,7 @@ impl<'a> Worker<'a> {
                             self.complete(warps, id).map_err(|fail| self.fault(*fail))?;
                         }
                     }
+                    Stop::Warpgroup => self.gather(warps, index).map_err(|fail| self.fault(*fail))?,
                     Stop::Barrier(arrival) => self.arrive(warps, index, arrival).map_err(|fail| self.fault(*fail))?,
                 }
                 if spent >= budget {
@@ -302,6 +309,9 @@ impl<'a> Worker<'a> {
     }
 
     fn deadlock(&self, warps: &[Warp]) -> RunError {
+        if let Some(warp) = warps.iter().find(|warp| warp.state == State::Gathering) {
+            return self.fault(*self.incomplete(warps, warp.index));
+        }
         let stuck: Vec<_> = warps.iter().filter(|warp| warp.state != State::Done).collect();
         let shown = stuck.iter().take(8).map(|warp| {
             let why = match warp.state {

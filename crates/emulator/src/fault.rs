@@ -50,6 +50,12 @@ impl RunError {
                 FaultKind::BarrierCount { .. } => "barrier_count",
                 FaultKind::BarrierId { .. } => "barrier_id",
                 FaultKind::NotMember { .. } => "not_member",
+                FaultKind::WgmmaInFlight { .. } => "wgmma_in_flight",
+                FaultKind::WgmmaFence { .. } => "wgmma_fence",
+                FaultKind::WgmmaDiffers { .. } => "wgmma_differs",
+                FaultKind::WgmmaOverwritten { .. } => "wgmma_overwritten",
+                FaultKind::Warpgroup { .. } => "warpgroup",
+                FaultKind::Descriptor { .. } => "descriptor",
                 FaultKind::Trap => "trap",
             },
         }
@@ -111,6 +117,22 @@ pub enum FaultKind {
     BarrierId { id: u32 },
     #[error("the executing lane is not in the member mask {mask:#010x}")]
     NotMember { mask: u32 },
+    #[error("register `{register}` is {access} while {wgmma}, to which it belongs, may be in flight; {remedy}")]
+    WgmmaInFlight { register: String, access: &'static str, wgmma: String, remedy: &'static str },
+    #[error(
+        "register `{register}` was written, or no `wgmma.fence` executed at all, since the last `wgmma.fence`; execute one before the wgmma"
+    )]
+    WgmmaFence { register: String },
+    #[error("the {what} is not the same in all threads of the warpgroup")]
+    WgmmaDiffers { what: &'static str },
+    #[error(
+        "shared address {address:#x} is overwritten while {wgmma}, which reads it, may be in flight; every warp of its warpgroup has to wait for its group with `wgmma.wait_group`, and a barrier must follow, before"
+    )]
+    WgmmaOverwritten { address: u64, wgmma: String },
+    #[error("all four warps {first} to {last} of a warpgroup must execute this instruction together; {others}")]
+    Warpgroup { first: u32, last: u32, others: String },
+    #[error("matrix {operand} has the descriptor {descriptor:#018x}: {problem}")]
+    Descriptor { operand: &'static str, descriptor: u64, problem: String },
     #[error("the kernel ran into `trap`")]
     Trap,
 }

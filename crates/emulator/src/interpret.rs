@@ -9,7 +9,8 @@ use crate::access;
 use crate::cta::{Arrival, Fail, Stop, Worker};
 use crate::fault::FaultKind;
 use crate::lanes::{self, ALL, Lanes, WARP, Wide, collect, each, expand};
-use crate::program::{Code, Op, PredicateRef, UNGUARDED};
+use crate::program::{Code, Op, PredicateRef, UNGUARDED, WATCHED};
+use crate::tensor;
 use crate::warp::Warp;
 
 /// The vector instructions the interpreter is compiled for.
@@ -235,7 +236,11 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
         worker.executions[pc] += 1;
         let mut mask = warp.active;
         if op.guard != UNGUARDED {
-            mask &= File::of(warp).predicate(op.guard);
+            mask &= if op.guard & WATCHED == 0 {
+                File::of(warp).predicate(op.guard)
+            } else {
+                tensor::watch(worker, warp, op)?
+            };
         }
         if mask != ALL {
             worker.idle_lanes[pc] += u64::from(mask.count_zeros());
@@ -462,6 +467,13 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
                         Some(stop) => return Ok(stop),
                         None => continue,
                     }
+                }
+            }
+            Code::Tensor => {
+                if mask != 0
+                    && let Some(stop) = tensor::execute(worker, warp, op, mask)?
+                {
+                    return Ok(stop);
                 }
             }
             Code::Branch => {

@@ -30,6 +30,7 @@ mod race;
 mod report;
 mod run;
 mod scalar;
+mod tensor;
 mod traffic;
 mod warp;
 
@@ -40,3 +41,4 @@ pub use model::{DramBytes, Model, Pipe, PipeTime, model, work_by_instruction};
 pub use options::{Options, Policy, Sample};
 pub use report::{Access, Counters, InstructionCounters, Level, LineCounters, Part, Report, Shape, Traffic, Watched};
 pub use run::run;
+pub use tensor::TensorWork;

@@ -31,7 +31,7 @@
 use arch::{Gpu, Occupancy, PipeRates, WARP_THREADS};
 use ptx::{Instruction, Kernel, Modifier, Opcode, Type};
 
-use crate::{Access, Report};
+use crate::{Access, Report, TensorWork};
 
 /// A throughput limit of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,6 +46,8 @@ pub enum Pipe {
     Alu,
     /// Exponential, reciprocal, logarithm, sine, tanh; conversions between integers and floats.
     Special,
+    /// Products of matrices on the tensor cores.
+    Tensor,
     /// Wavefronts of shared memory, and shuffles, which use the same crossbar.
     Shared,
     /// Sectors between L1 and the multiprocessor.
@@ -58,8 +60,18 @@ pub enum Pipe {
 
 impl Pipe {
     /// All of them.
-    pub const ALL: [Self; 9] =
-        [Self::Issue, Self::Fma, Self::Half, Self::Alu, Self::Special, Self::Shared, Self::L1, Self::L2, Self::Dram];
+    pub const ALL: [Self; 10] = [
+        Self::Issue,
+        Self::Fma,
+        Self::Half,
+        Self::Alu,
+        Self::Special,
+        Self::Tensor,
+        Self::Shared,
+        Self::L1,
+        Self::L2,
+        Self::Dram,
+    ];
 
     /// The name records carry.
     pub const fn name(self) -> &'static str {
@@ -69,6 +81,7 @@ impl Pipe {
             Self::Half => "half",
             Self::Alu => "alu",
             Self::Special => "special",
+            Self::Tensor => "tensor",
             Self::Shared => "shared",
             Self::L1 => "l1",
             Self::L2 => "l2",
@@ -90,6 +103,7 @@ impl std::fmt::Display for Pipe {
             Self::Half => "half-precision pipe",
             Self::Alu => "ALU",
             Self::Special => "special functions",
+            Self::Tensor => "tensor cores",
             Self::Shared => "shared memory",
             Self::L1 => "L1",
             Self::L2 => "L2",
@@ -104,7 +118,7 @@ pub struct PipeTime {
     /// Which.
     pub pipe: Pipe,
     /// How much, of the whole launch: warp instructions (issue), results of single threads (FMA, half, ALU, special
-    /// functions), wavefronts (shared), bytes (L1, L2, DRAM).
+    /// functions), operations of which a multiply-add is two (tensor), wavefronts (shared), bytes (L1, L2, DRAM).
     pub work: f64,
     /// Without the tail.
     pub seconds: f64,
@@ -162,6 +176,7 @@ pub fn model(kernel: &Kernel, report: &Report, gpu: &Gpu, occupancy: &Occupancy)
                 (bytes, bytes / gpu.memory_bandwidth as f64)
             }
             (Pipe::L2, None) => continue,
+            (Pipe::Tensor, _) if total.tensor == 0.0 || total.unrated => continue,
             (Pipe::L2, Some(bandwidth)) => (total.sector_bytes * scale, total.sector_bytes * scale / bandwidth),
             _ => (total.on(pipe) * scale, total.clocks(pipe, &gpu.pipe_rates()) * scale / sms),
         };
@@ -196,6 +211,13 @@ fn works<'a>(kernel: &'a Kernel, report: &'a Report, gpu: &'a Gpu) -> impl Itera
         let executed = merged.executions.saturating_sub(ptx.requests.saturating_sub(merged.requests));
         let mut work = Work { wavefronts: merged.wavefronts as f64, ..Work::default() };
         work.mix.add(mix(instruction, gpu), executed as f64);
+        if let Some(product) = TensorWork::of(instruction) {
+            work.tensor = product.flops as f64 * (ptx.active_lanes / u64::from(WARP_THREADS)) as f64;
+            match product.rate(&gpu.pipe_rates().tensor) {
+                Some(rate) => work.tensor_clocks = work.tensor / f64::from(rate),
+                None => work.unrated = work.tensor > 0.0,
+            }
+        }
         if matches!(Access::of(instruction), Some(Access::GlobalLoad | Access::GlobalStore | Access::Copy)) {
             work.sector_bytes = 32.0 * merged.sectors as f64;
         }
@@ -209,6 +231,11 @@ struct Work {
     mix: Mix,
     wavefronts: f64,
     sector_bytes: f64,
+    /// Operations of tensor instructions, and the clocks of a multiprocessor that they take.
+    tensor: f64,
+    tensor_clocks: f64,
+    /// Whether some of them have no rate that is known.
+    unrated: bool,
 }
 
 impl Work {
@@ -216,6 +243,9 @@ impl Work {
         self.mix.add(other.mix, 1.0);
         self.wavefronts += other.wavefronts;
         self.sector_bytes += other.sector_bytes;
+        self.tensor += other.tensor;
+        self.tensor_clocks += other.tensor_clocks;
+        self.unrated |= other.unrated;
     }
 
     /// On one pipe, in the units of [`PipeTime::work`].
@@ -227,6 +257,7 @@ impl Work {
             Pipe::Half => 2.0 * lanes * mix.half,
             Pipe::Alu => lanes * (mix.alu + mix.convert_packed),
             Pipe::Special => lanes * (mix.special + mix.exp2 + mix.convert),
+            Pipe::Tensor => self.tensor,
             Pipe::Shared => self.wavefronts + mix.shuffle,
             Pipe::L1 | Pipe::L2 | Pipe::Dram => self.sector_bytes,
         }
@@ -248,6 +279,7 @@ impl Work {
                         + mix.exp2 / f64::from(rates.exp2)
                         + mix.convert / f64::from(rates.convert))
             }
+            Pipe::Tensor => self.tensor_clocks,
             // A warp shuffle takes one clock (CUDA Programming Guide, throughput table: 32 lanes a clock).
             Pipe::Shared => self.wavefronts / rates.shared_wavefronts + mix.shuffle,
             Pipe::L1 | Pipe::L2 | Pipe::Dram => self.sector_bytes / f64::from(rates.l1_bytes),

@@ -1,5 +1,7 @@
 //! A kernel decoded once into what the interpreter runs.
 
+mod tensor;
+
 use std::collections::HashMap;
 
 use ptx::{Base, Cfg, Instruction, Kernel, Kind, Modifier, Opcode, Operand, Register, Role, Space, Special, Type};
@@ -8,6 +10,9 @@ use crate::allocate::{Width, allocate};
 use crate::fault::RunError;
 use crate::merge;
 use crate::scalar;
+use crate::tensor::{TensorOp, Watch};
+
+pub(crate) use tensor::WATCHED;
 
 /// Where shared memory appears in the generic address space.
 pub(crate) const SHARED_WINDOW: u64 = 0x1_0000_0000;
@@ -107,6 +112,8 @@ pub(crate) enum Code {
     BarrierArrive,
     BarrierReduce,
     WarpSync,
+    /// `mma`, `ldmatrix`, `stmatrix`, `movmatrix`, `wgmma`.
+    Tensor,
     Branch,
     Exit,
     Trap,
@@ -233,6 +240,10 @@ pub(crate) struct Program {
     pub comparisons: Vec<Comparison>,
     pub warp_ops: Vec<WarpOp>,
     pub barriers: Vec<BarrierOp>,
+    pub tensor: Vec<TensorOp>,
+    /// What stands for the guard of instructions that touch registers which `wgmma` works on, and those registers' names.
+    pub watched: Vec<Watch>,
+    pub watched_names: Vec<String>,
     /// Registers of each width that a warp needs.
     pub narrow: u32,
     pub wide: u32,
@@ -266,6 +277,7 @@ struct Decoder {
     params: Vec<u8>,
     param_offsets: Vec<u64>,
     merged: HashMap<usize, Vec<Merged>>,
+    watched: tensor::Watched,
     position: usize,
 }
 
@@ -281,6 +293,7 @@ impl Program {
             reason,
         })?;
         let (variables, static_shared, local_bytes, constant_memory) = lay_out(kernel)?;
+        let (watched, watched_names) = tensor::Watched::of(kernel);
         let mut decoder = Decoder {
             program: Program {
                 ops: Vec::new(),
@@ -289,6 +302,9 @@ impl Program {
                 comparisons: Vec::new(),
                 warp_ops: Vec::new(),
                 barriers: Vec::new(),
+                tensor: Vec::new(),
+                watched: Vec::new(),
+                watched_names,
                 narrow: allocation.narrow,
                 wide: allocation.wide,
                 predicates: allocation.predicates + FIXED_PREDICATES,
@@ -307,6 +323,7 @@ impl Program {
             param_offsets: parameter_layout(kernel).0,
             params,
             merged: merged_accesses(kernel),
+            watched,
             position: 0,
         };
         for (position, instruction) in kernel.instructions().enumerate() {
@@ -539,8 +556,12 @@ impl Decoder {
             Opcode::Shfl | Opcode::Vote | Opcode::Activemask => self.warp_op(instruction, &mut op)?,
             Opcode::Setp => self.comparison(instruction, &mut op)?,
             Opcode::Mov => self.mov(instruction, &mut op)?,
+            Opcode::Mma | Opcode::Ldmatrix | Opcode::Stmatrix | Opcode::Movmatrix | Opcode::Wgmma => {
+                self.tensor(instruction, &mut op)?
+            }
             _ => self.arithmetic(instruction, &mut op)?,
         }
+        self.watch(instruction, &mut op);
         Ok(op)
     }
 

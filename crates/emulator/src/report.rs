@@ -5,6 +5,8 @@ use std::ops::AddAssign;
 use ptx::{Kernel, Modifier, Opcode};
 use serde::{Deserialize, Serialize};
 
+use crate::tensor::TensorWork;
+
 /// At which level accesses are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Level {
@@ -174,6 +176,16 @@ pub struct Counters {
     pub shared_store_wavefronts_ideal: u64,
     pub shared_store_bank_conflicts: u64,
     pub cp_async_instructions: u64,
+    #[serde(default)]
+    pub ldmatrix_instructions: u64,
+    #[serde(default)]
+    pub stmatrix_instructions: u64,
+    #[serde(default)]
+    pub mma_instructions: u64,
+    #[serde(default)]
+    pub wgmma_instructions: u64,
+    #[serde(default)]
+    pub tensor_flops: u64,
 }
 
 /// What kind of memory access an instruction is.
@@ -189,6 +201,10 @@ pub enum Access {
     SharedStore,
     /// `cp.async`: reads global memory, writes shared memory.
     Copy,
+    /// `ldmatrix`: its wavefronts are those of shared loads, its requests are counted apart, as Nsight Compute does.
+    MatrixLoad,
+    /// `stmatrix`, likewise.
+    MatrixStore,
 }
 
 impl Access {
@@ -205,6 +221,8 @@ impl Access {
             Opcode::Ld => Some(Self::GlobalLoad),
             Opcode::St | Opcode::Atom | Opcode::Red => Some(Self::GlobalStore),
             Opcode::CpAsync if shared => Some(Self::Copy),
+            Opcode::Ldmatrix => Some(Self::MatrixLoad),
+            Opcode::Stmatrix => Some(Self::MatrixStore),
             _ => None,
         }
     }
@@ -274,6 +292,11 @@ impl AddAssign for Counters {
         self.shared_store_wavefronts_ideal += other.shared_store_wavefronts_ideal;
         self.shared_store_bank_conflicts += other.shared_store_bank_conflicts;
         self.cp_async_instructions += other.cp_async_instructions;
+        self.ldmatrix_instructions += other.ldmatrix_instructions;
+        self.stmatrix_instructions += other.stmatrix_instructions;
+        self.mma_instructions += other.mma_instructions;
+        self.wgmma_instructions += other.wgmma_instructions;
+        self.tensor_flops += other.tensor_flops;
     }
 }
 
@@ -281,7 +304,17 @@ impl Counters {
     fn count(&mut self, instruction: &ptx::Instruction, counted: &InstructionCounters) {
         self.warp_instructions += counted.executions;
         self.thread_instructions += counted.active_lanes;
-        match Access::of(instruction) {
+        if let Some(work) = TensorWork::of(instruction) {
+            // Lanes masked off together do nothing.
+            let executions = counted.active_lanes / 32;
+            self.tensor_flops += work.flops * executions;
+            match instruction.opcode() {
+                Opcode::Mma => self.mma_instructions += counted.executions,
+                _ => self.wgmma_instructions += counted.executions,
+            }
+        }
+        let access = Access::of(instruction);
+        match access {
             Some(Access::GlobalLoad) => {
                 self.global_load_requests += counted.requests;
                 self.global_load_sectors += counted.sectors;
@@ -290,14 +323,20 @@ impl Counters {
                 self.global_store_requests += counted.requests;
                 self.global_store_sectors += counted.sectors;
             }
-            Some(Access::SharedLoad) => {
-                self.shared_load_instructions += counted.requests;
+            Some(Access::SharedLoad | Access::MatrixLoad) => {
+                match access {
+                    Some(Access::MatrixLoad) => self.ldmatrix_instructions += counted.requests,
+                    _ => self.shared_load_instructions += counted.requests,
+                }
                 self.shared_load_wavefronts += counted.wavefronts;
                 self.shared_load_wavefronts_ideal += counted.wavefronts_ideal;
                 self.shared_load_bank_conflicts += counted.wavefronts - counted.wavefronts_ideal;
             }
-            Some(Access::SharedStore) => {
-                self.shared_store_instructions += counted.requests;
+            Some(Access::SharedStore | Access::MatrixStore) => {
+                match access {
+                    Some(Access::MatrixStore) => self.stmatrix_instructions += counted.requests,
+                    _ => self.shared_store_instructions += counted.requests,
+                }
                 self.shared_store_wavefronts += counted.wavefronts;
                 self.shared_store_wavefronts_ideal += counted.wavefronts_ideal;
                 self.shared_store_bank_conflicts += counted.wavefronts - counted.wavefronts_ideal;
@@ -312,7 +351,7 @@ impl Counters {
     }
 
     /// Each counter with its name.
-    pub const fn named(&self) -> [(&'static str, u64); 15] {
+    pub const fn named(&self) -> [(&'static str, u64); 20] {
         [
             ("warp_instructions", self.warp_instructions),
             ("thread_instructions", self.thread_instructions),
@@ -329,6 +368,11 @@ impl Counters {
             ("shared_store_wavefronts_ideal", self.shared_store_wavefronts_ideal),
             ("shared_store_bank_conflicts", self.shared_store_bank_conflicts),
             ("cp_async_instructions", self.cp_async_instructions),
+            ("ldmatrix_instructions", self.ldmatrix_instructions),
+            ("stmatrix_instructions", self.stmatrix_instructions),
+            ("mma_instructions", self.mma_instructions),
+            ("wgmma_instructions", self.wgmma_instructions),
+            ("tensor_flops", self.tensor_flops),
         ]
     }
 
@@ -351,6 +395,11 @@ impl Counters {
             shared_store_wavefronts_ideal: scale(self.shared_store_wavefronts_ideal),
             shared_store_bank_conflicts: scale(self.shared_store_bank_conflicts),
             cp_async_instructions: scale(self.cp_async_instructions),
+            ldmatrix_instructions: scale(self.ldmatrix_instructions),
+            stmatrix_instructions: scale(self.stmatrix_instructions),
+            mma_instructions: scale(self.mma_instructions),
+            wgmma_instructions: scale(self.wgmma_instructions),
+            tensor_flops: scale(self.tensor_flops),
         }
     }
 }

@@ -292,6 +292,7 @@ impl Job<'_> {
         let first = warp.index as u32 * WARP as u32;
         let threads = (self.threads - first).min(WARP as u32);
         warp.reset(u32::MAX >> (WARP as u32 - threads));
+        warp.wgmma.reset(program.watched_names.len());
         warp.predicates[program::TRUE as usize] = u32::MAX;
         warp.predicates[program::FALSE as usize] = 0;
         for &(place, width, value) in &program.constants {

@@ -1,6 +1,7 @@
 //! A warp's state: registers, and which lanes stand where.
 
 use crate::lanes::{ALL, Lanes, WARP, Wide};
+use crate::tensor::WgmmaState;
 
 /// Lanes that wait at one position while others run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub(crate) enum State {
     Ready,
     /// At a barrier, by its id.
     Waiting(u32),
+    /// At a `wgmma`, for the other warps of the warpgroup.
+    Gathering,
     Done,
 }
 
@@ -50,6 +53,7 @@ pub(crate) struct Warp {
     pub state: State,
     /// Copies by group, the oldest first; the last is the one being filled.
     pub copies: Vec<Vec<PendingCopy>>,
+    pub wgmma: WgmmaState,
 }
 
 /// Jumps back after which another group gets its turn: lanes may wait in a loop for what others will do.
@@ -70,6 +74,7 @@ impl Warp {
             turns: 0,
             state: State::Ready,
             copies: vec![Vec::new()],
+            wgmma: WgmmaState::default(),
         }
     }
 

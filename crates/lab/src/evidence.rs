@@ -221,5 +221,8 @@ impl Evidence {
 
 /// Whether an instruction loads from, or stores to, shared memory.
 pub(crate) fn is_shared(instruction: &Instruction) -> bool {
-    matches!(Access::of(instruction), Some(Access::SharedLoad | Access::SharedStore | Access::Copy))
+    matches!(
+        Access::of(instruction),
+        Some(Access::SharedLoad | Access::SharedStore | Access::MatrixLoad | Access::MatrixStore | Access::Copy)
+    )
 }

@@ -378,7 +378,8 @@ fn bank_conflicts(evidence: &Evidence, direction: &str) -> Option<Finding> {
         return None;
     }
     let is_direction = |instruction: &ptx::Instruction| {
-        is_shared(instruction) && (Access::of(instruction) == Some(Access::SharedLoad)) == (direction == "load")
+        is_shared(instruction)
+            && matches!(Access::of(instruction), Some(Access::SharedLoad | Access::MatrixLoad)) == (direction == "load")
     };
     let excess = |instruction: &ptx::Instruction, counted: &emulator::InstructionCounters| {
         if is_direction(instruction) { counted.wavefronts.saturating_sub(counted.wavefronts_ideal) } else { 0 }

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use arch::{BlockResources, Limiter, Sm, occupancy};
-use emulator::{Counters, Level, Memory, Options, Report};
-use kernels::{Dtype, Inputs, Problem};
+use emulator::{Counters, Level, Memory, Options, Policy, Report};
+use kernels::{Dtype, HeadOutput, Inputs, Outputs, Problem, Tensor, Verdict};
 use lab::ptxas;
 use ptx::{Argument, Kernel, Launch};
 use serde_json::Value;
@@ -17,8 +17,8 @@ struct Truth {
     kernel: Kernel,
     facts: Value,
     report: Report,
-    /// Relative Frobenius error of the output.
-    error: f64,
+    /// Of the output: how far it is from the reference.
+    verdict: Verdict,
 }
 
 impl Truth {
@@ -37,6 +37,10 @@ fn folder() -> PathBuf {
 
 /// Runs a kernel of `truth/` as its record says it was launched, on fresh random numbers.
 fn run(chip: &str, name: &str, sm: Sm) -> Truth {
+    run_under(chip, name, sm, Policy::Eager)
+}
+
+fn run_under(chip: &str, name: &str, sm: Sm, policy: Policy) -> Truth {
     let text = fs::read_to_string(folder().join(chip).join(format!("{name}.ptx"))).unwrap();
     let kernel = ptx::parse(&text).unwrap().remove(0);
     let all: Value =
@@ -50,7 +54,8 @@ fn run(chip: &str, name: &str, sm: Sm) -> Truth {
     };
     let (seqlen, head_dim) = (number("seqlen"), number("head_dim"));
     // The kernels' tensors are [batch, heads, seqlen, head_dim]: as many batch entries of one head each.
-    let problem = Problem::builder(batch * heads, 1, seqlen, head_dim).dtype(Dtype::F32).build().unwrap();
+    let dtype = if facts["dtype"] == "float16" { Dtype::F16 } else { Dtype::F32 };
+    let problem = Problem::builder(batch * heads, 1, seqlen, head_dim).dtype(dtype).build().unwrap();
     let inputs = Inputs::randn(&problem, 20_261_129).unwrap();
     let keys = match name.ends_with("v2t") {
         true => inputs.k.transpose(1, 3).unwrap().contiguous().unwrap(),
@@ -63,7 +68,7 @@ fn run(chip: &str, name: &str, sm: Sm) -> Truth {
     let k = memory.alloc_bytes(&keys.to_bytes().unwrap()).unwrap();
     let v = memory.alloc_bytes(&inputs.v.to_bytes().unwrap()).unwrap();
     let scale = Argument::F32(1.0 / (head_dim as f32).sqrt());
-    let out_bytes = 4 * rows * head_dim as u64;
+    let out_bytes = rows * (head_dim * dtype.bytes()) as u64;
     let (out, middle) = if chip == "rtx2070" {
         let out = memory.alloc(out_bytes).unwrap();
         (out, vec![Argument::Pointer(out), Argument::S32(seqlen as i32), Argument::S32((seqlen * head_dim) as i32)])
@@ -84,22 +89,24 @@ fn run(chip: &str, name: &str, sm: Sm) -> Truth {
         dynamic_shared: number("shared_bytes") as u32,
         arguments,
     };
-    let report =
-        emulator::run(&memory, &launch, &Options::new(sm)).unwrap_or_else(|error| panic!("{chip}/{name}: {error}"));
+    let options = Options { policy, ..Options::new(sm) };
+    let report = emulator::run(&memory, &launch, &options).unwrap_or_else(|error| panic!("{chip}/{name}: {error}"));
 
     let found = memory.read(out, out_bytes).unwrap();
-    let expected = kernels::reference::reference(&problem, &inputs).unwrap();
-    let (mut difference, mut norm) = (0.0, 0.0);
-    for head in &expected {
-        let start = head.entry * seqlen * head_dim;
-        for (index, expected) in head.out.iter().enumerate() {
-            let at = 4 * (start + index);
-            let found = f64::from(f32::from_le_bytes(found[at..at + 4].try_into().unwrap()));
-            difference += (found - expected).powi(2);
-            norm += expected.powi(2);
-        }
-    }
-    Truth { kernel, facts, report, error: (difference / norm).sqrt() }
+    let found = Tensor::from_bytes(dtype, &[batch * heads, 1, seqlen, head_dim], found).unwrap().to_f64();
+    let (expected, plain) =
+        (kernels::reference(&problem, &inputs).unwrap(), kernels::plain(&problem, &inputs).unwrap());
+    // These kernels write no lse: the reference's stands in.
+    let heads: Vec<_> = expected
+        .iter()
+        .map(|head| {
+            let start = head.entry * seqlen * head_dim;
+            HeadOutput { out: found[start..start + seqlen * head_dim].to_vec(), ..head.clone() }
+        })
+        .collect();
+    let outputs = Outputs::from_heads(&problem, &heads).unwrap();
+    let verdict = kernels::check(&problem, &outputs, &expected, &plain).unwrap();
+    Truth { kernel, facts, report, verdict }
 }
 
 /// Fails unless `found` is within `share` of `expected`.
@@ -118,7 +125,7 @@ fn close(what: &str, found: u64, expected: u64, share: f64) {
 fn rtx_2070() {
     let truth = run("rtx2070", "v2_f32_d32", Sm::Sm75);
     let counters = truth.counters();
-    assert!(truth.error < 1e-5, "error {}", truth.error);
+    assert!(truth.verdict.passed(), "{:?}", truth.verdict);
     assert_eq!(counters.shared_load_instructions, truth.fact("shared_load_instructions"));
     assert_eq!(counters.shared_load_wavefronts, truth.fact("shared_load_wavefronts"));
     assert_eq!(counters.shared_load_wavefronts_ideal, truth.fact("shared_load_wavefronts_ideal"));
@@ -140,7 +147,7 @@ fn h200() {
     for name in ["f32_small_v1", "f32_small_v2", "f32_small_v2t"] {
         let truth = run("h200", name, Sm::Sm90);
         let counters = truth.counters();
-        assert!(truth.error < 1e-5, "{name}: error {}", truth.error);
+        assert!(truth.verdict.passed(), "{name}: {:?}", truth.verdict);
         let spills = name == "f32_small_v1";
         assert_eq!(counters.global_load_requests, truth.fact("global_load_requests"), "{name}");
         assert_eq!(counters.global_load_sectors, truth.fact("global_load_sectors"), "{name}");
@@ -168,6 +175,50 @@ fn h200() {
     }
 }
 
+/// `wgmma`, `ldmatrix` and `cp.async`.
+#[test]
+fn h200_in_f16() {
+    let truth = run("h200", "f16_64_v2", Sm::Sm90);
+    assert!(truth.verdict.passed(), "{:?}", truth.verdict);
+    let counters = truth.counters();
+    for (name, found) in [
+        ("global_load_requests", counters.global_load_requests),
+        ("global_load_sectors", counters.global_load_sectors),
+        ("global_store_requests", counters.global_store_requests),
+        ("global_store_sectors", counters.global_store_sectors),
+        ("shared_load_instructions", counters.shared_load_instructions),
+        ("shared_store_instructions", counters.shared_store_instructions),
+        ("ldmatrix_instructions", counters.ldmatrix_instructions),
+        ("cp_async_instructions", counters.cp_async_instructions),
+        ("wgmma_instructions", counters.wgmma_instructions),
+        ("shared_load_wavefronts", counters.shared_load_wavefronts),
+        ("shared_store_wavefronts", counters.shared_store_wavefronts),
+        ("shared_load_bank_conflicts", counters.shared_load_bank_conflicts),
+        ("shared_store_bank_conflicts", counters.shared_store_bank_conflicts),
+    ] {
+        assert_eq!(found, truth.fact(name), "{name}");
+    }
+    // Two products of 64 x 64 x 64 for each of four key blocks, 32 CTAs.
+    assert_eq!(counters.tensor_flops, 2 * 2 * 64 * 64 * 64 * 4 * 32);
+}
+
+/// No schedule of a working kernel is a hazard.
+#[test]
+fn every_policy_runs_every_kernel() {
+    for policy in [Policy::Lazy, Policy::Random(1), Policy::Random(2)] {
+        for (chip, name, sm) in [
+            ("rtx2070", "v2_f32_d32", Sm::Sm75),
+            ("h200", "f32_small_v1", Sm::Sm90),
+            ("h200", "f32_small_v2", Sm::Sm90),
+            ("h200", "f32_small_v2t", Sm::Sm90),
+            ("h200", "f16_64_v2", Sm::Sm90),
+        ] {
+            let truth = run_under(chip, name, sm, policy);
+            assert!(truth.verdict.passed(), "{name} under {policy:?}: {:?}", truth.verdict);
+        }
+    }
+}
+
 #[test]
 fn warp_instructions_as_the_machine_executes_them() {
     if let Err(missing) = ptxas::Tool::Ptxas.find().and_then(|_| ptxas::Tool::Nvdisasm.find()) {
@@ -180,6 +231,7 @@ fn warp_instructions_as_the_machine_executes_them() {
         ("h200", "f32_small_v1", Sm::Sm90, "warp_instructions", 255),
         ("h200", "f32_small_v2", Sm::Sm90, "warp_instructions", 204),
         ("h200", "f32_small_v2t", Sm::Sm90, "warp_instructions", 171),
+        ("h200", "f16_64_v2", Sm::Sm90, "warp_instructions", 111),
     ];
     for (chip, name, sm, fact, registers) in cases {
         let truth = run(chip, name, sm);
