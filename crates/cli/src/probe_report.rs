@@ -44,7 +44,7 @@ pub fn text(probed: &Probed, color: bool) -> String {
 }
 
 const LEGEND: &str = "Shared: requests by warps, wavefronts they take, and those beyond the ideal. Sectors a global request moves, in \
-                      parentheses those its bytes would fill. FMA, special: warp instructions on these pipes. Share: of the \
+                      parentheses those its bytes would fill. FMA, special: warp instructions on these pipes; tensor: operations. Share: of the \
                       limiting pipe's work.";
 
 fn dims([x, y, z]: [u32; 3]) -> String {
@@ -192,13 +192,12 @@ fn totals(out: &mut String, counted: &Counted, style: Style) {
         out,
         "  ",
         &format!(
-            "Global memory: {} load and {} store requests move {} sectors, {} ({}); their bytes would fill {}. Distinct bytes {}, DRAM \
+            "Global memory: {} load and {} store requests move {} sectors, {}; their bytes would fill {}. Distinct bytes {}, DRAM \
              bytes (modelled) {}.",
             count(merged.global_load_requests),
             count(merged.global_store_requests),
             count(sectors),
             bytes(32 * sectors),
-            "merged",
             count(ideal),
             bytes(traffic.unique_read + traffic.unique_written),
             bytes(dram.read + dram.written),
@@ -268,7 +267,8 @@ fn short(value: f64) -> String {
 }
 
 fn lines(lines: &[Line]) -> String {
-    let header = ["line", "share", "shared", "wavefr.", "excess", "global", "sectors", "FMA", "special", "text"];
+    let header =
+        ["line", "share", "shared", "wavefr.", "excess", "global", "sectors", "FMA", "special", "tensor", "text"];
     let mut table = prose::table(header);
     for line in lines.iter().take(LINES) {
         let place = Place { file: line.file.clone(), line: line.line };
@@ -290,10 +290,11 @@ fn lines(lines: &[Line]) -> String {
             sectors,
             short(line.on(Pipe::Fma) / 32.0),
             short(line.on(Pipe::Special) / 32.0),
+            short(line.on(Pipe::Tensor)),
             clip(line.text.as_deref().unwrap_or(""), 22),
         ]);
     }
-    let mut text = prose::set(table, 1..9);
+    let mut text = prose::set(table, 1..10);
     if lines.len() > LINES {
         let _ = write!(text, "\n{} more lines.", lines.len() - LINES);
     }
@@ -345,7 +346,7 @@ fn explanation(out: &mut String, one: &Explanation) {
             Some(address) => format!("{address:#x}"),
             None => "-".into(),
         });
-        let addresses: Vec<String> = addresses.map(|address| format!("{address:>11}")).collect();
+        let addresses: Vec<String> = addresses.map(|address| format!("{address:>11} ")).collect();
         let lanes = format!("lanes {}-{}", 8 * row, 8 * row + 7);
         let _ = writeln!(out, "    {lanes:<12}{}", addresses.join(""));
     }
@@ -355,7 +356,17 @@ fn explanation(out: &mut String, one: &Explanation) {
             let pairs = phase.lanes.iter().zip(&phase.banks).map(|(lane, bank)| format!("{lane}:{bank}"));
             let pairs: Vec<String> = pairs.collect();
             let indent = " ".repeat(10);
-            wrapped(out, "    ", &indent, &format!("{} {unit}: lane:bank {}", phase.wavefronts, pairs.join(" ")));
+            wrapped(
+                out,
+                "    ",
+                &indent,
+                &format!(
+                    "{} wavefront{}: lane:bank {}",
+                    phase.wavefronts,
+                    if phase.wavefronts == 1 { "" } else { "s" },
+                    pairs.join(" ")
+                ),
+            );
         }
     }
     paragraph(out, "  ", &one.reasons.join(" "));

@@ -149,10 +149,9 @@ fn a_launch_file_says_the_same() {
 
 #[test]
 fn hazards_have_line_thread_and_address() {
-    let race = ptx(
-        "mov.u32 %r1, %tid.x;\nmov.u32 %r2, tile;\nmad.lo.u32 %r3, %r1, 4, %r2;\nst.shared.u32 [%r3], %r1;\n\
-         xor.b32 %r4, %r1, 32;\nmad.lo.u32 %r5, %r4, 4, %r2;\nld.shared.u32 %r6, [%r5];\n",
-    );
+    let race =
+        ptx("mov.u32 %r1, %tid.x;\nmov.u32 %r2, tile;\nmad.lo.u32 %r3, %r1, 4, %r2;\nst.shared.u32 [%r3], %r1;\n\
+         xor.b32 %r4, %r1, 32;\nmad.lo.u32 %r5, %r4, 4, %r2;\nld.shared.u32 %r6, [%r5];\n");
     let (_folder, path) = file("race.ptx", race);
     let path = path.to_str().unwrap();
     let launch = [path, "--grid", "1", "--registers", "16", "--arg", "null", "--arg", "u32:0"];
@@ -196,7 +195,7 @@ fn bad_input_is_refused_with_a_reason() {
         [&[file], &arguments[..], more].concat().into_iter().map(str::to_owned).collect()
     };
     for (arguments, said) in [
-        (with(&empty, &[]), "has no kernel"),
+        (with(&empty, &[]), "error: `.version` is missing"),
         (with(&binary, &[]), "byte 13 is not UTF-8"),
         (with(&cut, &[]), "cut.ptx:"),
         (with(&two, &[]), "has k, l: name one with --entry"),
@@ -227,8 +226,14 @@ fn bad_input_is_refused_with_a_reason() {
         (&["--grid", "1", "--arg", "u32:0", "--arg", "u32:0"], "argument 0 is u32:0: the parameter is x (.u64)"),
         (&["--grid", "1", "--arg", "null", "--arg", "f32:0"], "argument 1 is f32:0: the parameter is n (.u32)"),
         (&["--grid", "1", "--arg", "null", "--arg", "map:q"], "map:q: the parameter is n (.u32)"),
-        (&["--grid", "1", "--arg", "buf:f64:1000000000:zeros", "--arg", "u32:0"], "take 8000000000 bytes; 4294967296 are allowed"),
-        (&["--grid", "1", "--arg", "buf:f64:99999999999x99999999999:zeros", "--arg", "u32:0"], "bytes; 4294967296 are allowed"),
+        (
+            &["--grid", "1", "--arg", "buf:f64:1000000000:zeros", "--arg", "u32:0"],
+            "take 8000000000 bytes; 4294967296 are allowed",
+        ),
+        (
+            &["--grid", "1", "--arg", "buf:f64:99999999999x99999999999:zeros", "--arg", "u32:0"],
+            "bytes; 4294967296 are allowed",
+        ),
     ] {
         let assert = strata(&[&[good], arguments].concat()).code(2);
         let stderr = text(&assert.get_output().stderr);

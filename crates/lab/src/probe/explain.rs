@@ -32,7 +32,7 @@ pub struct Explanation {
     pub line: u32,
     /// Its text, where the file is there.
     pub text: Option<String>,
-    /// `shared load`, `shared store`, `global load`, `global store` or `copy`.
+    /// `shared load`, `shared store`, `shared matrix load` (`ldmatrix`), `shared matrix store`, `global load`, `global store` or `copy`.
     pub access: &'static str,
     /// The first of the instructions, as PTX.
     pub instruction: String,
@@ -140,6 +140,8 @@ pub(super) fn explain(launch: &LaunchEvidence, gpu: &Gpu, sources: &mut Sources)
             };
             match kind {
                 Access::SharedLoad => shared(&mut explanation, &first, BankRule::loads(gpu.sm), element),
+                // A row of a matrix is what a lane names, eight rows make a phase; none are packed.
+                Access::MatrixLoad | Access::MatrixStore => shared(&mut explanation, &first, BankRule::Phases, element),
                 Access::SharedStore => shared(&mut explanation, &first, BankRule::stores(gpu.sm), element),
                 _ => global(&mut explanation, &first),
             }
@@ -163,6 +165,8 @@ fn name(access: Access) -> &'static str {
         Access::SharedLoad => "shared load",
         Access::SharedStore => "shared store",
         Access::Copy => "copy",
+        Access::MatrixLoad => "shared matrix load",
+        Access::MatrixStore => "shared matrix store",
     }
 }
 
@@ -240,7 +244,7 @@ fn shared_reasons(explanation: &Explanation, shape: &Shape) -> Vec<String> {
     if phases.len() as u32 != 1 {
         reasons.push(format!("They are served in {} phases.", phases.len()));
     }
-    let Some(worst) = phases.iter().max_by_key(|phase| phase.wavefronts) else { return reasons };
+    let Some(worst) = phases.iter().rev().max_by_key(|phase| phase.wavefronts) else { return reasons };
     if cost == ideal {
         reasons.push("In no phase do two lanes want different words of a bank: nothing is lost.".into());
         return reasons;
@@ -313,7 +317,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 
 /// What other layouts of the same tile would take.
 fn remedies(explanation: &Explanation, shape: &Shape, rule: BankRule, element: u32) -> Vec<Remedy> {
-    let Some(worst) = explanation.phases.iter().max_by_key(|phase| phase.wavefronts) else { return Vec::new() };
+    let Some(worst) = explanation.phases.iter().rev().max_by_key(|phase| phase.wavefronts) else { return Vec::new() };
     let (pitch, bytes) = (pitch(shape, worst), explanation.bytes);
     let count =
         |layout: &dyn Fn(u64) -> u64, bytes| wavefronts(&shape.addresses.map(layout), shape.active, bytes, rule).count;

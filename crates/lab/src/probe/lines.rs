@@ -46,7 +46,7 @@ impl Line {
 }
 
 /// Pipes whose work a line's record shows.
-const SHOWN: [Pipe; 5] = [Pipe::Fma, Pipe::Half, Pipe::Alu, Pipe::Special, Pipe::Shared];
+const SHOWN: [Pipe; 6] = [Pipe::Fma, Pipe::Half, Pipe::Alu, Pipe::Special, Pipe::Tensor, Pipe::Shared];
 
 /// All lines, costliest first: by their part of the limiting pipe, then by instructions.
 pub(super) fn lines(launch: &LaunchEvidence, gpu: &Gpu, sources: &mut Sources) -> Vec<Line> {
@@ -63,7 +63,9 @@ pub(super) fn lines(launch: &LaunchEvidence, gpu: &Gpu, sources: &mut Sources) -
         line.sectors += counted.sectors;
         line.sectors_ideal += counted.sectors_ideal;
         match Access::of(instruction) {
-            Some(Access::SharedLoad | Access::SharedStore) => line.shared_requests += counted.requests,
+            Some(Access::SharedLoad | Access::SharedStore | Access::MatrixLoad | Access::MatrixStore) => {
+                line.shared_requests += counted.requests
+            }
             Some(Access::GlobalLoad | Access::GlobalStore) => line.global_requests += counted.requests,
             Some(Access::Copy) => {
                 line.global_requests += counted.requests;

@@ -380,7 +380,9 @@ fn explained_hazard(fault: Fault, policy: Policy, about: &About, sources: &mut S
 fn kernel(path: &Path, entry: Option<&str>) -> Result<Kernel, ProbeError> {
     let text = text_file::read(path, MAX_PTX_BYTES)?;
     let name = path.display().to_string();
-    let mut kernels = ptx::parse_file(&text, &name).map_err(|error| ProbeError::Parse(error.render(&text, &name)))?;
+    let mut kernels = ptx::parse_file(&text, &name).map_err(|error| {
+        ProbeError::Parse(error.render(&text, &name).trim_start_matches("error: ").trim_end().to_owned())
+    })?;
     let found: Vec<String> = kernels.iter().map(|kernel| kernel.name.clone()).collect();
     let at = match (entry, kernels.len()) {
         (_, 0) => return Err(ProbeError::NoKernel { path: path.into() }),
