@@ -118,9 +118,7 @@ fn hazard(out: &mut String, hazard: &Hazard, style: Style) {
     if let (Some(text), Some((_, line))) = (&hazard.text, &fault.place) {
         let _ = writeln!(out, "  {}", clip(&format!("{line} | {text}"), WIDTH - 2));
     }
-    if let Some(remedy) = &hazard.remedy {
-        wrapped(out, "  ", "  ", &format!("Remedy: {remedy}."));
-    }
+    wrapped(out, "  ", "  ", &format!("Remedy: {}", hazard.remedy));
     paragraph(out, "  ", &format!("It happens under --policy {}.", hazard.policy));
 }
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::ProbeError;
 use super::argument::{ArgumentSpec, BufferSpec, FileTensor, Init};
-use super::settings::{Expectation, Settings};
+use super::settings::{Expectation, MapSpec, Settings};
 use crate::element::{Element, Number};
 use crate::execute::Watch;
 use crate::tensor_file::{self, Array};
@@ -43,16 +43,15 @@ pub(super) fn check(kernel: &Kernel, settings: &Settings) -> Result<(), ProbeErr
             return Err(ProbeError::Type { index, argument, param });
         }
         if let ArgumentSpec::Map(name) = argument {
-            let known = settings.map.keys().cloned().collect();
-            return Err(match settings.map.contains_key(name) {
-                true => ProbeError::NotYet { what: "a tensor map as an argument" },
-                false => ProbeError::Map { name: name.clone(), known },
-            });
+            let known = || settings.map.keys().cloned().collect();
+            let map = settings.map.get(name).ok_or_else(|| ProbeError::Map { name: name.clone(), known: known() })?;
+            map_buffer(name, map, args)?;
         }
     }
     let allowed = settings.memory.map_or(MEMORY, |size| size.0);
     let mut asked = 0u64;
-    for (index, argument) in args.iter().enumerate() {
+    let own = settings.map.values().filter_map(|map| map.buffer.as_ref());
+    for (index, argument) in args.iter().chain(own).enumerate() {
         if let ArgumentSpec::Buffer(buffer) = argument {
             // One bit a byte says what was written.
             let extra = |bytes: u64| if buffer.init == Init::Uninitialised { bytes / 8 } else { 0 };
@@ -108,12 +107,89 @@ pub(super) fn place(settings: &Settings, watch: Watch<'_>) -> Result<Placed, Pro
                 (Argument::Bytes(bytes), None)
             }
             ArgumentSpec::Null => (Argument::Pointer(0), None),
-            ArgumentSpec::Map(_) => return Err(ProbeError::NotYet { what: "a tensor map as an argument" }),
+            // Made below, when all buffers have their addresses.
+            ArgumentSpec::Map(_) => (Argument::Pointer(0), None),
         };
         placed.arguments.push(value);
         placed.buffers.push(buffer);
     }
+    for (index, argument) in settings.args.iter().enumerate() {
+        if let ArgumentSpec::Map(name) = argument {
+            placed.arguments[index] = map(&mut placed, index, name, settings, seed, watch)?;
+        }
+    }
     Ok(placed)
+}
+
+/// The buffer that a tensor map is of.
+fn map_buffer<'a>(name: &str, map: &'a MapSpec, args: &'a [ArgumentSpec]) -> Result<&'a BufferSpec, ProbeError> {
+    let wrong = |reason: &str| ProbeError::MapField { name: name.into(), reason: reason.into() };
+    match (map.arg.map(|arg| args.get(arg)), &map.buffer) {
+        (Some(Some(ArgumentSpec::Buffer(buffer))), None) | (None, Some(ArgumentSpec::Buffer(buffer))) => Ok(buffer),
+        (Some(_), Some(_)) | (None, None) => Err(wrong("give either arg or buffer")),
+        _ => Err(wrong("arg must be that of a buffer argument, counted from 0, and buffer a `buf:`")),
+    }
+}
+
+/// A tensor map as the emulator takes it.
+fn map(
+    placed: &mut Placed,
+    index: usize,
+    name: &str,
+    settings: &Settings,
+    seed: u64,
+    watch: Watch<'_>,
+) -> Result<Argument, ProbeError> {
+    use ptx::{Element as TensorElement, OutOfBounds, Swizzle, TensorMap};
+    let spec = settings.map.get(name);
+    let spec =
+        spec.ok_or_else(|| ProbeError::Map { name: name.into(), known: settings.map.keys().cloned().collect() })?;
+    let wrong = |reason: String| ProbeError::MapField { name: name.into(), reason };
+    let buffer = map_buffer(name, spec, &settings.args)?;
+    let address = match spec.arg.and_then(|arg| placed.buffers.get(arg)?.as_ref()) {
+        Some((address, _)) => *address,
+        None => fill(&mut placed.memory, index, buffer, seed, watch)?,
+    };
+    let element = match buffer.element {
+        Element::F64 => TensorElement::F64,
+        Element::F32 => TensorElement::F32,
+        Element::F16 => TensorElement::F16,
+        Element::Bf16 => TensorElement::Bf16,
+        Element::E4m3 | Element::E5m2 | Element::I8 | Element::U8 => TensorElement::U8,
+        Element::I16 | Element::U16 => TensorElement::U16,
+        Element::I32 => TensorElement::S32,
+        Element::U32 => TensorElement::U32,
+        Element::I64 => TensorElement::S64,
+        Element::U64 => TensorElement::U64,
+    };
+    let sizes = spec.sizes.clone().unwrap_or_else(|| buffer.shape.iter().rev().copied().collect());
+    let strides = spec.strides.clone().unwrap_or_else(|| {
+        let whole = sizes.iter().take(sizes.len().saturating_sub(1));
+        whole
+            .scan(buffer.element.bytes() as u64, |bytes, &size| {
+                *bytes = bytes.saturating_mul(size);
+                Some(*bytes)
+            })
+            .collect()
+    });
+    let mut map = TensorMap::dense(element, address, &sizes, &strides, &spec.box_);
+    if let Some(strides) = &spec.element_strides {
+        map.element_strides = strides.clone();
+    }
+    map.swizzle = match spec.swizzle.as_deref() {
+        None | Some("none") => Swizzle::None,
+        Some("32B") => Swizzle::Bytes32,
+        Some("64B") => Swizzle::Bytes64,
+        Some("128B") => Swizzle::Bytes128,
+        Some(other) => return Err(wrong(format!("swizzle is `{other}`: it must be none, 32B, 64B or 128B"))),
+    };
+    map.out_of_bounds = match spec.fill.as_deref() {
+        None | Some("zero") => OutOfBounds::Zeros,
+        Some("nan") => OutOfBounds::Nan,
+        Some(other) => return Err(wrong(format!("fill is `{other}`: it must be zero or nan"))),
+    };
+    map.validate().map_err(|source| ProbeError::MapShape { name: name.into(), source })?;
+    Ok(Argument::TensorMap(Box::new(map)))
 }
 
 /// A buffer with its contents; its address.

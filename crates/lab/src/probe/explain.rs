@@ -84,11 +84,16 @@ pub struct Remedy {
     pub wavefronts: Option<u32>,
 }
 
+/// Whether an instruction accesses memory at an address of each lane: a bulk copy has one alone.
+fn is_by_lane(instruction: &ptx::Instruction) -> bool {
+    !matches!(Access::of(instruction), None | Some(Access::BulkLoad | Access::BulkStore))
+}
+
 /// The positions of the memory accesses of a source line.
 pub(super) fn positions(kernel: &Kernel, wanted: &LineSpec) -> Result<Vec<usize>, ProbeError> {
     let (mut positions, mut others) = (Vec::new(), BTreeSet::new());
     for (position, instruction) in kernel.instructions().enumerate() {
-        let Some(location) = kernel.user_location(instruction).filter(|_| Access::of(instruction).is_some()) else {
+        let Some(location) = kernel.user_location(instruction).filter(|_| is_by_lane(instruction)) else {
             continue;
         };
         let file = kernel.files.get(location.file as usize).map_or("", String::as_str);
@@ -165,6 +170,8 @@ fn name(access: Access) -> &'static str {
         Access::SharedLoad => "shared load",
         Access::SharedStore => "shared store",
         Access::Copy => "copy",
+        Access::BulkLoad => "bulk load",
+        Access::BulkStore => "bulk store",
         Access::MatrixLoad => "shared matrix load",
         Access::MatrixStore => "shared matrix store",
     }

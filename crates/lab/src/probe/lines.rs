@@ -66,7 +66,9 @@ pub(super) fn lines(launch: &LaunchEvidence, gpu: &Gpu, sources: &mut Sources) -
             Some(Access::SharedLoad | Access::SharedStore | Access::MatrixLoad | Access::MatrixStore) => {
                 line.shared_requests += counted.requests
             }
-            Some(Access::GlobalLoad | Access::GlobalStore) => line.global_requests += counted.requests,
+            Some(Access::GlobalLoad | Access::GlobalStore | Access::BulkLoad | Access::BulkStore) => {
+                line.global_requests += counted.requests
+            }
             Some(Access::Copy) => {
                 line.global_requests += counted.requests;
                 line.shared_requests += counted.requests;

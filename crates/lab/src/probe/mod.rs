@@ -66,8 +66,10 @@ pub enum ProbeError {
     Memory { index: usize, argument: String, asked: u64, allowed: u64 },
     #[error("there is no tensor map `{name}`: there are {}", names(known))]
     Map { name: String, known: Vec<String> },
-    #[error("{what} is not executable yet")]
-    NotYet { what: &'static str },
+    #[error("tensor map `{name}`: {reason}")]
+    MapField { name: String, reason: String },
+    #[error("tensor map `{name}`: {source}")]
+    MapShape { name: String, source: ptx::TensorMapError },
     #[error("{what} names argument {index}: there are {count}, counted from 0")]
     Index { what: &'static str, index: usize, count: usize },
     #[error("{what} names argument {index}, which is {argument}: it must be a buffer")]
@@ -180,8 +182,8 @@ pub struct Hazard {
     pub text: Option<String>,
     /// The address, of an access.
     pub address: Option<u64>,
-    /// What to do about it, when that is known.
-    pub remedy: Option<String>,
+    /// What to do about it.
+    pub remedy: String,
 }
 
 /// A policy as `--policy` takes it.
@@ -358,22 +360,26 @@ fn policies(settings: &Settings) -> Vec<Policy> {
 }
 
 fn explained_hazard(fault: Fault, policy: Policy, about: &About, sources: &mut Sources) -> Hazard {
-    let (address, remedy) = match &fault.kind {
-        FaultKind::OutOfBounds { space: "shared", address, .. } if about.dynamic_shared == 0 => (
-            Some(*address),
-            Some("no dynamic shared memory was asked for: --shared says how many bytes a CTA has (of Triton's kernels `metadata.shared`)".into()),
-        ),
+    let address = match &fault.kind {
         FaultKind::OutOfBounds { address, .. }
         | FaultKind::Misaligned { address, .. }
         | FaultKind::Uninitialised { address, .. }
-        | FaultKind::Race { address, .. } => (Some(*address), None),
-        FaultKind::Budget { .. } => (None, Some("if the kernel does end, --budget allows it more".into())),
-        _ => (None, None),
+        | FaultKind::Unwaited { address, .. }
+        | FaultKind::Race { address, .. }
+        | FaultKind::GlobalRace { address, .. } => Some(*address),
+        _ => None,
+    };
+    let remedy = match &fault.kind {
+        FaultKind::OutOfBounds { space: "shared", .. } if about.dynamic_shared == 0 => {
+            "No dynamic shared memory was asked for: --shared says how many bytes a CTA has (of Triton's kernels `metadata.shared`)."
+        }
+        FaultKind::Budget { .. } => "If the kernel does end, --budget allows it more.",
+        kind => kind.remedy(),
     };
     let place = fault.place.clone().map(|(file, line)| Place { file, line });
     let text = place.and_then(|place| sources.line(&place).map(str::to_owned));
     let kind = RunError::Fault(Box::new(fault.clone())).kind();
-    Hazard { kind, policy: policy_name(policy), text, address, remedy, fault }
+    Hazard { kind, policy: policy_name(policy), text, address, remedy: remedy.into(), fault }
 }
 
 /// The kernel of a PTX file.

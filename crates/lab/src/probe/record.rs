@@ -127,7 +127,7 @@ pub struct HazardRecord {
     /// The address, of an access.
     pub address: Option<u64>,
     /// What to do about it.
-    pub remedy: Option<String>,
+    pub remedy: String,
     /// The schedule that repeats it, as `--policy` takes it.
     pub policy: String,
 }
