@@ -384,6 +384,8 @@ fn scattered(
         }
         let offset = address - found.base();
         worker.touched.note(buffer, offset, &[0], direction);
+        let access = if direction == Direction::Read { Access::Read } else { Access::Write };
+        worker.note_between_ctas((buffer, offset, bytes.into()), access, site.position, (site.warp, lane as u32))?;
         sectors.push(address / crate::pattern::SECTOR);
         each(worker, lane, buffer, offset)?;
     }
@@ -490,6 +492,10 @@ pub(crate) fn load_global<const LEVEL: u8>(
     let job = worker.job;
     let buffer = &job.memory.buffers()[placed.buffer];
     worker.touched.note(placed.buffer, placed.offset, &pattern.sectors, Direction::Read);
+    if job.global_races.is_some() {
+        note_lanes(worker, memory, &placed, op.aux, Access::Read, &site)?;
+    }
+    let pattern = &worker.shapes[op.aux as usize].patterns[placed.shape];
     if buffer.tracks_writes() {
         for &delta in &pattern.distinct {
             let offset = placed.offset.wrapping_add_signed(delta.into());
@@ -518,6 +524,26 @@ pub(crate) fn load_global<const LEVEL: u8>(
             }
             file.set(register, each(pattern.chunk_of, |entry| table[(entry & 31) as usize]), mask);
         }
+    }
+    Ok(())
+}
+
+/// Notes the distinct addresses of a request where races between CTAs are looked for.
+#[cold]
+fn note_lanes(
+    worker: &mut Worker<'_>,
+    memory: &MemoryOp,
+    placed: &Placed,
+    index: u32,
+    access: Access,
+    site: &Site,
+) -> Result<(), Fail> {
+    let pattern = &worker.shapes[index as usize].patterns[placed.shape];
+    let lanes: Vec<_> = pattern.distinct.iter().map(|&delta| (delta, pattern.lane_of(delta))).collect();
+    for (delta, lane) in lanes {
+        let offset = placed.offset.wrapping_add_signed(delta.into());
+        let place = (placed.buffer, offset, u64::from(memory.lane_bytes()));
+        worker.note_between_ctas(place, access, site.position, (site.warp, lane))?;
     }
     Ok(())
 }
@@ -605,6 +631,10 @@ pub(crate) fn store_global(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, ma
     let pattern = &worker.shapes[op.aux as usize].patterns[placed.shape];
     let buffer = &job.memory.buffers()[placed.buffer];
     worker.touched.note(placed.buffer, placed.offset, &pattern.sectors, Direction::Write);
+    if job.global_races.is_some() {
+        note_lanes(worker, memory, &placed, op.aux, Access::Write, &site)?;
+    }
+    let pattern = &worker.shapes[op.aux as usize].patterns[placed.shape];
     let base = buffer.base();
     for (element, register) in memory.registers.iter().enumerate() {
         let Some(register) = *register else { continue };
@@ -873,6 +903,9 @@ pub(crate) fn atomic_shared(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
     if let Some(Some(register)) = memory.registers.first() {
         file.set(*register, old, mask);
     }
+    for lane in lanes_of(mask) {
+        worker.flag(warp, (worker.rank, addresses[lane]), site.position)?;
+    }
     Ok(())
 }
 
@@ -978,7 +1011,10 @@ pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask
                 worker.touched.note(placed.buffer, placed.offset, &pattern.sectors, Direction::Read);
                 let base = worker.job.memory.buffers()[placed.buffer].base();
                 for lane in lanes_of(reading) {
-                    read(worker, lane, placed.buffer, from[lane] - base)?;
+                    let offset = from[lane] - base;
+                    let place = (placed.buffer, offset, u64::from(taken(lane)));
+                    worker.note_between_ctas(place, Access::Read, site.position, (site.warp, lane as u32))?;
+                    read(worker, lane, placed.buffer, offset)?;
                 }
             }
             None => {

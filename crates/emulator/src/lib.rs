@@ -21,6 +21,7 @@ mod device;
 mod engine;
 mod fault;
 pub mod filetest;
+mod global_race;
 mod interpret;
 mod lanes;
 mod map;

@@ -250,6 +250,8 @@ pub(crate) struct Program {
     pub engine: Vec<engine::EngineOp>,
     /// Whether some instruction makes an asynchronous engine read shared memory.
     pub uses_async_proxy: bool,
+    /// By instruction: what it means for the order of memory accesses.
+    pub orders: Vec<engine::Order>,
     /// Parameter memory.
     pub params: Vec<u8>,
     pub tensor: Vec<TensorOp>,
@@ -315,6 +317,7 @@ impl Program {
                 barriers: Vec::new(),
                 engine: Vec::new(),
                 uses_async_proxy: kernel.instructions().any(engine::reads_by_proxy),
+                orders: kernel.instructions().map(engine::Order::of).chain([engine::Order::default()]).collect(),
                 params,
                 tensor: Vec::new(),
                 watched: Vec::new(),
