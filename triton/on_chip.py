@@ -78,7 +78,7 @@ def launch_all(folder, wanted):
             verdicts[path.stem] = launch(driver, path)
         except (RuntimeError, ValueError, KeyError) as error:
             verdicts[path.stem] = f"error: {error}"
-            if "cuCtxSynchronize" in str(error):  # The context is lost: start again where it stopped.
+            if str(error).startswith("cuCtxSynchronize"):  # The context is lost: start again where it stopped.
                 print(json.dumps(verdicts))
                 sys.exit(9)
     print(json.dumps(verdicts))
@@ -106,7 +106,6 @@ def known(metrics):
 
 def profile(folder, out):
     """Counters of each chosen case, in the order of the launches."""
-    from device import entries
     metrics = {**COUNTERS, **known(OPTIONAL)}
     report = out / "profile"
     command = ["ncu", "--target-processes", "all", "--clock-control", "none", "--metrics", ",".join(metrics.values()), "-f", "-o", str(report),
@@ -117,14 +116,19 @@ def profile(folder, out):
                           capture_output=True, text=True).stdout
     lines = [line for line in text.splitlines() if line.startswith('"')]
     rows = list(csv.DictReader(lines))[1:]  # The row after the names holds units.
+    # What was launched, in order: the child's verdicts, without the cases that failed before their launch.
+    verdicts = next((json.loads(line) for line in (out / "ncu.log").read_text().splitlines() if line.startswith("{")), {})
+    launched = [name for name, verdict in verdicts.items() if not (verdict or "").startswith("error")]
+    if len(launched) != len(rows):
+        raise SystemExit(f"{len(launched)} launches, but ncu counted {len(rows)}: see ncu.log")
     counted = {}
-    for path, row in zip(entries(folder, CC, CHOSEN), rows):
-        counted[path.stem] = {"kernel": row["Kernel Name"]}
+    for name, row in zip(launched, rows):
+        counted[name] = {"kernel": row["Kernel Name"]}
         for key, metric in metrics.items():
             try:
-                counted[path.stem][key] = float(row[metric].replace(",", ""))
+                counted[name][key] = float(row[metric].replace(",", ""))
             except (KeyError, ValueError):
-                pass
+                pass  # A metric that this chip or ncu does not have.
     return counted, len(rows)
 
 

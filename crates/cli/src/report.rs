@@ -15,7 +15,7 @@ pub fn text(dug: &[Dug], color: bool) -> String {
     let Some(first) = dug.first() else { return String::new() };
     let style = Style { color };
     let mut out = String::new();
-    paragraph(&mut out, "", &header(first));
+    paragraph(&mut out, "", &header(first, dug));
     out.push('\n');
     let _ = writeln!(out, "{}", table(dug));
     paragraph(&mut out, "", LEGEND);
@@ -42,8 +42,8 @@ const LEGEND: &str = "Modelled: what the busiest pipe needs, a lower bound. Requ
                       for, and distinct ones. Conflicts: share of shared-load wavefronts beyond the ideal; n-way: wavefronts a \
                       load, in parentheses what its width alone asks for. Error: of the output against the f64 reference.";
 
-fn header(dug: &Dug) -> String {
-    let (evidence, record) = (&dug.evidence, &dug.record);
+fn header(first: &Dug, dug: &[Dug]) -> String {
+    let (evidence, record) = (&first.evidence, &first.record);
     let gpu = evidence.gpu;
     let mut text = format!(
         "{} {} on an emulated {} ({}, {} SMs at {:.2} GHz, {:.0} GB/s).",
@@ -69,6 +69,12 @@ fn header(dug: &Dug) -> String {
         bytes(narrow(compulsory.read)),
         bytes(narrow(compulsory.write))
     );
+    let timed = dug.iter().find_map(|one| Some((one.record.measured_on.as_ref()?, one.measured.as_ref()?)));
+    if let Some((name, measured)) = timed {
+        let clock = measured.timing.clocks.as_ref().and_then(|clocks| clocks.sm_mhz);
+        let clock = clock.map_or_else(String::new, |mhz| format!(" at {mhz} MHz"));
+        let _ = write!(text, " Measured: medians by events on {name}{clock}, after its results were verified.");
+    }
     text
 }
 
@@ -77,18 +83,14 @@ fn table(dug: &[Dug]) -> String {
     let line = LineStyle::none().fill('─');
     let style = TableStyle::new().header_separator(line);
     table.load_style(style).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH as u16);
-    table.set_header([
-        "stratum",
-        "modelled",
-        "requested",
-        "unique",
-        "conflicts",
-        "n-way (ideal)",
-        "occupancy",
-        "error",
-        "limiter",
-    ]);
-    for Dug { evidence, record, .. } in dug {
+    let timed = dug.iter().any(|one| one.measured.is_some());
+    let mut header = vec!["stratum", "modelled"];
+    if timed {
+        header.extend(["measured", "TFLOP/s"]);
+    }
+    header.extend(["requested", "unique", "conflicts", "n-way (ideal)", "occupancy", "error", "limiter"]);
+    table.set_header(header);
+    for Dug { evidence, record, measured, .. } in dug {
         let (counters, traffic) = (&record.counters, &record.traffic);
         let per_load = |n: u64| match counters.shared_load_instructions {
             0 => "-".to_string(),
@@ -99,9 +101,13 @@ fn table(dug: &[Dug]) -> String {
             all => percent(counters.shared_load_bank_conflicts as f64 / all as f64),
         };
         let main = evidence.main_launch();
-        table.add_row([
-            record.stratum.clone(),
-            time(record.modelled_time_ms / 1e3),
+        let mut row = vec![record.stratum.clone(), time(record.modelled_time_ms / 1e3)];
+        if timed {
+            let timed = measured.as_ref();
+            row.push(timed.map_or_else(|| "-".into(), |measured| time(measured.timing.median_ms / 1e3)));
+            row.push(timed.map_or_else(|| "-".into(), |measured| format!("{:.2}", measured.tflops)));
+        }
+        row.extend([
             bytes(traffic.requested_read + traffic.requested_written),
             bytes(traffic.unique_read + traffic.unique_written),
             conflicts,
@@ -124,11 +130,12 @@ fn table(dug: &[Dug]) -> String {
             },
             record.limiter.clone().unwrap_or_default(),
         ]);
+        table.add_row(row);
     }
     for column in table.column_iter_mut() {
         column.set_padding((0, 1));
     }
-    for column in 1..6 {
+    for column in 1..if timed { 8 } else { 6 } {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }

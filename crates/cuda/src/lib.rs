@@ -25,6 +25,7 @@ mod graph;
 mod module;
 mod packing;
 mod stream;
+mod tensor_map;
 mod timing;
 
 pub use clocks::Clocks;

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use ptx::Launch;
 
 use crate::error::Error;
+use crate::tensor_map;
 
 /// The values of a launch's arguments, each at an address that is a multiple of 8.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +27,10 @@ impl Packed {
         }
         let mut packed = Self { words: Vec::new(), starts: Vec::new() };
         for (index, (argument, param)) in launch.arguments.iter().zip(&kernel.params).enumerate() {
-            let bytes = argument.to_bytes();
+            let bytes = match argument.to_bytes() {
+                Ok(bytes) => bytes,
+                Err(map) => tensor_map::encode(map, &kernel.name)?,
+            };
             if !argument.fits(param) {
                 let (name, given, wanted) = (&param.name, bytes.len(), param.bytes());
                 return refuse(format!("argument {index} (`{name}`) has {given} bytes; the parameter has {wanted}"));

@@ -7,7 +7,7 @@ use crate::interpret::File;
 use crate::lanes::{ALL, WARP, each};
 use crate::pattern::{KEPT, Kind, Pattern, lanes_of};
 use crate::program::{Code, Extend, LOCAL_WINDOW, MemoryOp, Op, SHARED_WINDOW, UNGUARDED, WINDOW_BYTES};
-use crate::race::Read;
+use crate::race::{Access, Read};
 use crate::traffic::Direction;
 use crate::warp::{PendingCopy, Warp};
 
@@ -186,8 +186,7 @@ fn unwritten(worker: &Worker<'_>, op: &Op, shape: usize, first: u32, site: &Site
         if missing != 0 {
             let address = word as u64 * 64 + u64::from(missing.trailing_zeros());
             let lane = pattern.lane_at(first, address);
-            let remedy = "; write them, or wait (`cp.async.wait_group`, then a barrier) for the copy that does";
-            return site.fail(FaultKind::Uninitialised { space: "shared", address, bytes: 1, remedy }, lane);
+            return site.fail(worker.unwritten(address as u32, 1), lane);
         }
     }
     site.fail(FaultKind::Trap, 0)
@@ -385,6 +384,8 @@ fn scattered(
         }
         let offset = address - found.base();
         worker.touched.note(buffer, offset, &[0], direction);
+        let access = if direction == Direction::Read { Access::Read } else { Access::Write };
+        worker.note_between_ctas((buffer, offset, bytes.into()), access, site.position, (site.warp, lane as u32))?;
         sectors.push(address / crate::pattern::SECTOR);
         each(worker, lane, buffer, offset)?;
     }
@@ -402,7 +403,7 @@ fn scattered(
     Ok(())
 }
 
-fn allocations(worker: &Worker<'_>) -> String {
+pub(crate) fn allocations(worker: &Worker<'_>) -> String {
     let buffers = worker.job.memory.buffers();
     let shown: Vec<_> =
         buffers.iter().take(8).map(|b| format!("[{:#x}, {:#x})", b.base(), b.base() + b.bytes())).collect();
@@ -491,6 +492,10 @@ pub(crate) fn load_global<const LEVEL: u8>(
     let job = worker.job;
     let buffer = &job.memory.buffers()[placed.buffer];
     worker.touched.note(placed.buffer, placed.offset, &pattern.sectors, Direction::Read);
+    if job.global_races.is_some() {
+        note_lanes(worker, memory, &placed, op.aux, Access::Read, &site)?;
+    }
+    let pattern = &worker.shapes[op.aux as usize].patterns[placed.shape];
     if buffer.tracks_writes() {
         for &delta in &pattern.distinct {
             let offset = placed.offset.wrapping_add_signed(delta.into());
@@ -523,6 +528,26 @@ pub(crate) fn load_global<const LEVEL: u8>(
     Ok(())
 }
 
+/// Notes the distinct addresses of a request where races between CTAs are looked for.
+#[cold]
+fn note_lanes(
+    worker: &mut Worker<'_>,
+    memory: &MemoryOp,
+    placed: &Placed,
+    index: u32,
+    access: Access,
+    site: &Site,
+) -> Result<(), Fail> {
+    let pattern = &worker.shapes[index as usize].patterns[placed.shape];
+    let lanes: Vec<_> = pattern.distinct.iter().map(|&delta| (delta, pattern.lane_of(delta))).collect();
+    for (delta, lane) in lanes {
+        let offset = placed.offset.wrapping_add_signed(delta.into());
+        let place = (placed.buffer, offset, u64::from(memory.lane_bytes()));
+        worker.note_between_ctas(place, access, site.position, (site.warp, lane))?;
+    }
+    Ok(())
+}
+
 #[inline(always)]
 fn check_written(
     buffer: &crate::memory::Buffer,
@@ -535,7 +560,7 @@ fn check_written(
         return Ok(());
     }
     let address = buffer.base() + offset;
-    Err(site.fail(FaultKind::Uninitialised { space: "global", address, bytes: memory.lane_bytes(), remedy: "" }, lane))
+    Err(site.fail(FaultKind::Uninitialised { space: "global", address, bytes: memory.lane_bytes() }, lane))
 }
 
 #[inline(always)]
@@ -606,6 +631,10 @@ pub(crate) fn store_global(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, ma
     let pattern = &worker.shapes[op.aux as usize].patterns[placed.shape];
     let buffer = &job.memory.buffers()[placed.buffer];
     worker.touched.note(placed.buffer, placed.offset, &pattern.sectors, Direction::Write);
+    if job.global_races.is_some() {
+        note_lanes(worker, memory, &placed, op.aux, Access::Write, &site)?;
+    }
+    let pattern = &worker.shapes[op.aux as usize].patterns[placed.shape];
     let base = buffer.base();
     for (element, register) in memory.registers.iter().enumerate() {
         let Some(register) = *register else { continue };
@@ -638,61 +667,124 @@ fn generic(
     space: &'static str,
     store: bool,
 ) -> Result<(), Fail> {
-    let site = Site { position: memory.position, warp: warp.index };
     if space == "local" {
         let narrow = addresses.map(|address| address.wrapping_sub(LOCAL_WINDOW));
         return local_lanes(worker, warp, memory, &narrow, mask, store);
     }
-    let size = worker.shared.len();
-    let bytes = memory.bytes as usize;
     let narrow = addresses.map(|address| address.wrapping_sub(SHARED_WINDOW));
-    let Some(pattern) =
-        Pattern::new(Kind::Shared(bank_rule(worker, store)), &narrow, mask, memory.lane_bytes(), &memory.merged)
-    else {
-        return Err(site.shared_bounds(addresses[0], memory.lane_bytes(), size, 0));
+    cluster_lanes(worker, warp, memory, &narrow, mask, if store { Way::Store } else { Way::Load })
+}
+
+/// How lanes access the shared memory of their cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Load,
+    Store,
+    /// With the places of the operands.
+    Atomic(u32, u32),
+}
+
+/// A load, store or atomic by `shared::cluster` addresses.
+#[inline(never)]
+pub(crate) fn cluster(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<(), Fail> {
+    if mask == 0 {
+        return Ok(());
+    }
+    let program = worker.program;
+    let memory = &program.memory[op.aux as usize];
+    let addresses = addresses32(&File::of(warp), memory.base, memory.offset).map(u64::from);
+    let way = match (memory.atomic, op.d) {
+        (Some(_), _) => Way::Atomic(op.a, op.b),
+        (None, 0) => Way::Load,
+        (None, _) => Way::Store,
     };
+    cluster_lanes(worker, warp, memory, &addresses, mask, way)
+}
+
+/// An access to shared memory of the CTA's cluster, lane by lane.
+fn cluster_lanes(
+    worker: &mut Worker<'_>,
+    warp: &mut Warp,
+    memory: &MemoryOp,
+    addresses: &[u64; WARP],
+    mask: u32,
+    way: Way,
+) -> Result<(), Fail> {
+    let site = Site { position: memory.position, warp: warp.index };
+    let size = worker.shared.len();
+    let (bytes, lane_bytes) = (memory.bytes as usize, memory.lane_bytes());
+    let rule = bank_rule(worker, way != Way::Load);
+    let Some(pattern) = Pattern::new(Kind::Shared(rule), addresses, mask, lane_bytes, &memory.merged) else {
+        return Err(site.shared_bounds(addresses[0], lane_bytes, size, 0));
+    };
+    if let Some(lane) = pattern.misaligned {
+        let address = addresses[lane as usize];
+        return Err(site.fail(FaultKind::Misaligned { space: "shared", address, bytes: lane_bytes }, lane));
+    }
+    let mut places = [(0, 0); WARP];
     for lane in lanes_of(mask) {
-        let start = narrow[lane];
-        if start.checked_add(memory.lane_bytes().into()).is_none_or(|end| end > size as u64) {
-            return Err(site.shared_bounds(start, memory.lane_bytes(), size, lane as u32));
+        let fail = |kind| site.fail(kind, lane as u32);
+        let (rank, start) = worker.resolve(addresses[lane] as u32).map_err(fail)?;
+        if start as usize + lane_bytes as usize > size {
+            return Err(site.shared_bounds(start.into(), lane_bytes, size, lane as u32));
         }
-        if let Some(lane) = pattern.misaligned {
-            return Err(site.fail(
-                FaultKind::Misaligned { space: "shared", address: narrow[lane as usize], bytes: memory.lane_bytes() },
-                lane,
-            ));
+        let (word, bits) = word_bits(start as usize, lane_bytes as usize);
+        if way != Way::Load
+            && let Some(reader) = worker.flights_of(rank).reader_of(word, bits)
+        {
+            return Err(overwritten(worker.job, reader, &site));
         }
-        let (word, bits) = word_bits(start as usize, memory.lane_bytes() as usize);
-        if store {
-            if let Some(reader) = worker.flights.reader_of(word, bits) {
-                return Err(overwritten(worker.job, reader, &site));
-            }
-            worker.written[word] |= bits;
-        } else if worker.written[word] & bits != bits {
-            return Err(site.fail(
-                FaultKind::Uninitialised { space: "shared", address: start, bytes: memory.lane_bytes(), remedy: "" },
-                lane as u32,
-            ));
+        let (_, written) = worker.memory_of(rank);
+        if way == Way::Store {
+            written[word] |= bits;
+        } else if written[word] & bits != bits {
+            let kind = match rank == worker.rank {
+                true => worker.unwritten(start, lane_bytes),
+                false => FaultKind::Uninitialised { space: "shared", address: start.into(), bytes: lane_bytes },
+            };
+            return Err(fail(kind));
         }
-        worker.races.open[site.warp].note(word, bits, store, site.position);
+        let access = match way {
+            Way::Load => Access::Read,
+            Way::Store => Access::Write,
+            Way::Atomic(..) => Access::Atomic,
+        };
+        worker.races.note_at(site.warp, rank, (word, bits), access, site.position);
+        places[lane] = (rank, start as usize);
     }
     worker.ptx[memory.position] += pattern.ptx;
     worker.merged[memory.position] += pattern.merged;
     let mut file = File::of(warp);
+    if let (Way::Atomic(a, b), Some(atomic)) = (way, memory.atomic) {
+        let (a, b) = (file.narrow(a), file.narrow(b));
+        let mut old = [0; WARP];
+        for lane in lanes_of(mask) {
+            let (rank, start) = places[lane];
+            let (shared, _) = worker.memory_of(rank);
+            old[lane] = little_endian::<4>(shared, start);
+            let new = (atomic.update)(old[lane], a[lane].into(), b[lane].into()) as u32;
+            shared[start..start + 4].copy_from_slice(&new.to_le_bytes());
+        }
+        if let Some(Some(register)) = memory.registers.first() {
+            file.set(*register, old, mask);
+        }
+        return Ok(());
+    }
     for (element, register) in memory.registers.iter().enumerate() {
         let Some(register) = *register else { continue };
         let mut values = file.full(register);
         for lane in lanes_of(mask) {
-            let start = narrow[lane] as usize + element * bytes;
-            let place = &mut worker.shared[start..start + bytes];
-            if store {
+            let (rank, start) = places[lane];
+            let (shared, _) = worker.memory_of(rank);
+            let place = &mut shared[start + element * bytes..start + (element + 1) * bytes];
+            if way == Way::Store {
                 place.copy_from_slice(&values[lane].to_le_bytes()[..bytes]);
             } else {
                 let value = place.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
                 values[lane] = extended(value, memory.bytes, memory.extend, register.1);
             }
         }
-        if !store {
+        if way == Way::Load {
             file.set(register, values, mask);
         }
     }
@@ -782,7 +874,7 @@ pub(crate) fn load_constant(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
     Ok(())
 }
 
-/// Lanes of one instruction take effect in order. Atomics do not race with each other and are not noted as accesses.
+/// Lanes of one instruction take effect in order. Atomics do not race with each other.
 #[inline(never)]
 pub(crate) fn atomic_shared(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<(), Fail> {
     if mask == 0 {
@@ -801,17 +893,18 @@ pub(crate) fn atomic_shared(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
         let start = addresses[lane] as usize;
         let (word, bits) = word_bits(start, 4);
         if worker.written[word] & bits != bits {
-            return Err(site.fail(
-                FaultKind::Uninitialised { space: "shared", address: start as u64, bytes: 4, remedy: "" },
-                lane as u32,
-            ));
+            return Err(site.fail(worker.unwritten(start as u32, 4), lane as u32));
         }
+        worker.races.open[site.warp].note_atomic(word, bits, site.position);
         old[lane] = little_endian::<4>(&worker.shared, start);
         let new = (atomic.update)(old[lane], a[lane].into(), b[lane].into()) as u32;
         worker.shared[start..start + 4].copy_from_slice(&new.to_le_bytes());
     }
     if let Some(Some(register)) = memory.registers.first() {
         file.set(*register, old, mask);
+    }
+    for lane in lanes_of(mask) {
+        worker.flag(warp, (worker.rank, addresses[lane]), site.position)?;
     }
     Ok(())
 }
@@ -902,10 +995,7 @@ pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask
             if 4 * word < taken(lane) {
                 if !buffer.is_written(offset + 4 * u64::from(word), 4) {
                     let address = buffer.base() + offset + 4 * u64::from(word);
-                    return Err(site.fail(
-                        FaultKind::Uninitialised { space: "global", address, bytes: 4, remedy: "" },
-                        lane as u32,
-                    ));
+                    return Err(site.fail(FaultKind::Uninitialised { space: "global", address, bytes: 4 }, lane as u32));
                 }
                 let value = buffer.load_word(offset + 4 * u64::from(word));
                 contents[lane][4 * word as usize..][..4].copy_from_slice(&value.to_le_bytes());
@@ -921,7 +1011,10 @@ pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask
                 worker.touched.note(placed.buffer, placed.offset, &pattern.sectors, Direction::Read);
                 let base = worker.job.memory.buffers()[placed.buffer].base();
                 for lane in lanes_of(reading) {
-                    read(worker, lane, placed.buffer, from[lane] - base)?;
+                    let offset = from[lane] - base;
+                    let place = (placed.buffer, offset, u64::from(taken(lane)));
+                    worker.note_between_ctas(place, Access::Read, site.position, (site.warp, lane as u32))?;
+                    read(worker, lane, placed.buffer, offset)?;
                 }
             }
             None => {
@@ -952,6 +1045,9 @@ pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask
     for copy in &copies {
         let (word, bits) = word_bits(copy.to, copy.bytes.len());
         worker.written[word] &= !bits;
+        for at in (copy.to..copy.to + copy.bytes.len()).step_by(4) {
+            worker.unwaited.insert(at as u32, copy.position as u32);
+        }
     }
     worker.written_since += 1;
     if let Some(filling) = warp.copies.last_mut() {

@@ -1,14 +1,20 @@
-//! A CTA's memory, barriers and checks, and the schedule of its warps.
+//! A CTA's memory, barriers and checks, and the schedule of its warps. A cluster's CTAs take turns.
 
+use std::collections::{BTreeMap, HashMap};
+
+use crate::cluster::{Away, ClusterBarrier};
+use crate::copy::Copies;
 use crate::fault::{Fault, FaultKind, RunError};
+use crate::mbarrier::Mbarrier;
 use crate::pattern::Shapes;
 use crate::program::Program;
-use crate::race::{Expand, Race, Races, Read};
+use crate::proxy::Proxy;
+use crate::race::{Clock, Expand, Race, Races, Read};
 use crate::report::InstructionCounters;
 use crate::run::Job;
 use crate::tensor::Flights;
 use crate::traffic::Touched;
-use crate::warp::{PendingCopy, State, Warp};
+use crate::warp::{PendingCopy, State, Wait, Warp};
 
 /// What goes wrong inside a CTA; where is added by [`Worker::fault`].
 pub(crate) type Fail = Box<(FaultKind, usize, usize, u32)>;
@@ -27,11 +33,11 @@ impl Expand for Shared<'_> {
 }
 
 /// Named barriers of a CTA (PTX ISA 9.7.13.1).
-const BARRIERS: u32 = 16;
+pub(crate) const BARRIERS: u32 = 16;
 
 /// One named barrier.
 #[derive(Clone, Debug, Default)]
-struct Barrier {
+pub(crate) struct Barrier {
     arrived: u32,
     /// Threads that complete it, once somebody has said.
     expected: Option<u32>,
@@ -85,9 +91,27 @@ pub(crate) struct Worker<'a> {
     pub races: Races,
     pub flights: Flights,
     pub random: u64,
-    barriers: Vec<Barrier>,
-    warps: Vec<Warp>,
-    cta: [u32; 3],
+    pub barriers: Vec<Barrier>,
+    pub warps: Vec<Warp>,
+    pub cta: [u32; 3],
+    /// By address in shared memory.
+    pub mbarriers: BTreeMap<u32, Mbarrier>,
+    /// `cp.async` in flight: the instruction, by the 4-byte word it will write. Kept where copies do not complete at once.
+    pub unwaited: HashMap<u32, u32>,
+    pub proxy: Proxy,
+    /// The rank in its cluster of the CTA that runs, the others by rank (nothing of the one that runs), and what they share.
+    pub rank: usize,
+    pub peers: Vec<Away>,
+    pub cluster_barrier: ClusterBarrier,
+    pub copies: Copies,
+    /// Tensor maps in global memory that the cluster wrote and has not fenced since: the instruction, by address.
+    pub maps: HashMap<u64, usize>,
+    /// The linear index of the cluster that runs.
+    pub cluster: u32,
+    /// What atomics on shared memory have released, by rank and address.
+    pub flags: HashMap<(usize, u32), Clock>,
+    /// Counts what may let somebody go on who waits.
+    pub progress: u64,
 }
 
 impl<'a> Worker<'a> {
@@ -112,81 +136,146 @@ impl<'a> Worker<'a> {
             barriers: vec![Barrier::default(); BARRIERS as usize],
             warps: (0..warps).map(|index| Warp::new(index, program.narrow, program.wide, program.predicates)).collect(),
             cta: [0; 3],
+            mbarriers: BTreeMap::new(),
+            unwaited: HashMap::new(),
+            proxy: Proxy::default(),
+            rank: 0,
+            peers: (0..job.cluster_ctas()).map(|rank| Away::new(job, program, rank)).collect(),
+            cluster_barrier: ClusterBarrier::default(),
+            copies: Copies::default(),
+            maps: HashMap::new(),
+            cluster: 0,
+            flags: HashMap::new(),
+            progress: 0,
         }
     }
 
-    /// Runs one CTA to its end.
-    pub(crate) fn run_cta(&mut self, linear: u64) -> Result<(), RunError> {
-        self.cta = self.job.cta_index(linear);
-        self.shared.fill(0);
-        self.written.fill(0);
-        self.written_since += 1;
-        self.races.reset(self.warps.len(), self.job.shared_bytes);
-        self.flights.reset(self.job.shared_bytes);
-        self.barriers.fill(Barrier::default());
-        self.random = self.job.seed(linear);
-        let mut warps = std::mem::take(&mut self.warps);
-        for warp in &mut warps {
-            self.job.start_warp(self.program, warp, self.cta);
+    /// Runs one cluster, which is mostly one CTA, to its end.
+    pub(crate) fn run_cluster(&mut self, cluster: u64) -> Result<(), RunError> {
+        self.races.reset(self.peers.len(), self.warps.len(), self.job.shared_bytes);
+        self.cluster_barrier = ClusterBarrier::default();
+        self.copies.clear();
+        self.maps.clear();
+        self.flags.clear();
+        self.cluster = cluster as u32;
+        self.progress = 0;
+        self.random = self.job.seed(cluster);
+        for rank in (0..self.peers.len()).rev() {
+            self.enter(rank);
+            self.peers[rank].ended = false;
+            self.cta = self.job.cta_index(cluster, rank);
+            self.shared.fill(0);
+            self.written.fill(0);
+            self.written_since += 1;
+            self.barriers.fill(Barrier::default());
+            self.mbarriers.clear();
+            self.unwaited.clear();
+            self.proxy.reset(self.warps.len(), self.program.uses_async_proxy);
+            self.flights.reset(self.job.shared_bytes);
+            let mut warps = std::mem::take(&mut self.warps);
+            for warp in &mut warps {
+                self.job.start_warp(self.program, warp, self.cta, rank as u32);
+            }
+            self.warps = warps;
         }
-        let outcome = self.schedule(&mut warps);
-        self.warps = warps;
+        let outcome = self.schedule();
         self.touched.end_cta();
         outcome
     }
 
-    fn schedule(&mut self, warps: &mut [Warp]) -> Result<(), RunError> {
-        let budget = self.job.options.budget_per_cta;
+    /// Runs until every warp of the cluster has ended.
+    fn schedule(&mut self) -> Result<(), RunError> {
         let mut spent = 0;
-        let mut order: Vec<usize> = (0..warps.len()).collect();
+        let mut order: Vec<usize> = (0..self.warps.len()).collect();
+        let mut ranks: Vec<usize> = (0..self.peers.len()).collect();
+        let mut stalled = Stalled::default();
         loop {
-            let mut ran = false;
+            let (mut ran, mut done) = (false, true);
+            self.shuffle(&mut ranks);
+            for &rank in &ranks {
+                self.enter(rank);
+                self.shuffle(&mut order);
+                let mut warps = std::mem::take(&mut self.warps);
+                let outcome = self.turn(&mut warps, &order, &mut spent);
+                done &= warps.iter().all(|warp| warp.state == State::Done);
+                self.warps = warps;
+                ran |= outcome?;
+            }
+            if done {
+                return Ok(());
+            }
             if self.job.is_random() {
-                for index in (1..order.len()).rev() {
-                    order.swap(index, (self.draw() % (index as u64 + 1)) as usize);
-                }
+                self.complete_some_copies().map_err(|fail| self.fault(*fail))?;
             }
-            for &index in &order {
-                if warps[index].state != State::Ready {
-                    continue;
-                }
-                ran = true;
-                let mut fuel = if self.job.is_random() { 1 + self.draw() % 64 } else { QUANTUM };
-                fuel = fuel.min(budget.saturating_sub(spent)).max(1);
-                let given = fuel;
-                let stop = self.job.level.run(self, &mut warps[index], &mut fuel).map_err(|fail| self.fault(*fail))?;
-                spent += given - fuel;
-                match stop {
-                    Stop::Pause => {}
-                    Stop::Done => {
-                        warps[index].state = State::Done;
-                        self.finish_copies(&mut warps[index], 0, true);
-                        // Barriers that wait for every thread no longer wait for these.
-                        for id in 0..BARRIERS {
-                            self.complete(warps, id).map_err(|fail| self.fault(*fail))?;
-                        }
-                    }
-                    Stop::Warpgroup => self.gather(warps, index).map_err(|fail| self.fault(*fail))?,
-                    Stop::Barrier(arrival) => self.arrive(warps, index, arrival).map_err(|fail| self.fault(*fail))?,
-                }
-                if spent >= budget {
-                    let pc = warps[index].pc;
-                    return Err(self.fault((FaultKind::Budget { budget }, pc, index, 0)));
-                }
-                if self.job.is_cancelled() {
-                    return Err(RunError::Cancelled);
-                }
-            }
-            if warps.iter().all(|warp| warp.state == State::Done) {
-                return self
-                    .races
-                    .finish(&Shared { program: self.program, shapes: &self.shapes })
-                    .map_err(|race| self.race(race));
-            }
-            if !ran {
-                return Err(self.deadlock(warps));
+            if !ran && !self.unblock(&mut stalled).map_err(|fail| self.fault(*fail))? {
+                return Err(self.deadlock());
             }
         }
+    }
+
+    /// Puts a list in an order drawn from the policy's sequence.
+    fn shuffle(&mut self, list: &mut [usize]) {
+        if self.job.is_random() {
+            for index in (1..list.len()).rev() {
+                list.swap(index, (self.draw() % (index as u64 + 1)) as usize);
+            }
+        }
+    }
+
+    /// Gives each warp of the running CTA that can run its turn; false when none can.
+    fn turn(&mut self, warps: &mut [Warp], order: &[usize], spent: &mut u64) -> Result<bool, RunError> {
+        let budget = self.job.options.budget_per_cta.saturating_mul(self.peers.len() as u64);
+        let mut ran = false;
+        for &index in order {
+            if let State::Parked(wait) = warps[index].state
+                && self.is_over(wait)
+            {
+                warps[index].state = State::Ready;
+            }
+            if warps[index].state != State::Ready {
+                continue;
+            }
+            ran = true;
+            let mut fuel = if self.job.is_random() { 1 + self.draw() % 64 } else { QUANTUM };
+            fuel = fuel.min(budget.saturating_sub(*spent)).max(1);
+            let given = fuel;
+            let stop = self.job.level.run(self, &mut warps[index], &mut fuel).map_err(|fail| self.fault(*fail))?;
+            *spent += given - fuel;
+            match stop {
+                Stop::Pause => {}
+                Stop::Done => self.end_warp(warps, index).map_err(|fail| self.fault(*fail))?,
+                Stop::Warpgroup => self.gather(warps, index).map_err(|fail| self.fault(*fail))?,
+                Stop::Barrier(arrival) => self.arrive(warps, index, arrival).map_err(|fail| self.fault(*fail))?,
+            }
+            if *spent >= budget {
+                let pc = warps[index].pc;
+                let budget = self.job.options.budget_per_cta;
+                return Err(self.fault((FaultKind::Budget { budget }, pc, index, 0)));
+            }
+            if self.job.is_cancelled() {
+                return Err(RunError::Cancelled);
+            }
+        }
+        Ok(ran)
+    }
+
+    /// A warp has ended: nobody waits for it any more.
+    fn end_warp(&mut self, warps: &mut [Warp], index: usize) -> Result<(), Fail> {
+        warps[index].state = State::Done;
+        self.progress += 1;
+        self.finish_copies(&mut warps[index], 0, true);
+        self.cluster_barrier_end(&warps[index]);
+        self.end_warp_copies(&warps[index])?;
+        self.fold_writes(index);
+        let shared = Shared { program: self.program, shapes: &self.shapes };
+        self.races.end(index, &shared).map_err(|race| self.race_failure(race))?;
+        for id in 0..BARRIERS {
+            self.complete(warps, id)?;
+        }
+        if warps.iter().all(|warp| warp.state == State::Done) {
+            self.end_cta(&warps[index])?;
+        }
+        Ok(())
     }
 
     /// The next number of the policy's sequence (splitmix64, Steele, Lea and Flood 2014).
@@ -215,6 +304,7 @@ impl<'a> Worker<'a> {
                 _ => barrier.expected = Some(threads),
             }
         }
+        self.progress += 1;
         barrier.arrived += 32;
         barrier.warps |= 1 << index;
         barrier.votes += votes;
@@ -236,17 +326,18 @@ impl<'a> Worker<'a> {
             return Ok(());
         }
         let done = std::mem::take(barrier);
+        crate::pattern::bits_of(done.warps).for_each(|warp| self.fold_writes(warp));
         let shared = Shared { program: self.program, shapes: &self.shapes };
         self.races.barrier(done.warps, &shared).map_err(|race| self.race_failure(race))?;
         for warp in warps.iter_mut().filter(|warp| done.waiting >> warp.index & 1 == 1) {
             warp.state = State::Ready;
-            self.release(warp, done.votes, done.arrived);
+            self.let_go(warp, done.votes, done.arrived);
         }
         Ok(())
     }
 
     /// A barrier has completed: its instruction gets its result and the warp goes on behind it.
-    fn release(&mut self, warp: &mut Warp, votes: u32, arrived: u32) {
+    fn let_go(&mut self, warp: &mut Warp, votes: u32, arrived: u32) {
         use ptx::Modifier;
         let op = self.program.ops[warp.pc];
         if let Some((mode, _)) = self.program.barriers[op.aux as usize].reduce {
@@ -285,51 +376,75 @@ impl<'a> Worker<'a> {
         let (word, bits) = word_bits(copy.to, copy.bytes.len());
         self.written[word] |= bits;
         self.races.open[warp].note(word, bits, true, copy.position);
+        if !self.unwaited.is_empty() {
+            for at in (copy.to..copy.to + copy.bytes.len()).step_by(4) {
+                self.unwaited.remove(&(at as u32));
+            }
+        }
     }
 
-    fn race_failure(&self, race: Race) -> Fail {
-        let (kind, position, warp) = self.describe(race);
-        Box::new((kind, position, warp, 0))
-    }
-
-    fn race(&self, race: Race) -> RunError {
-        let (kind, position, warp) = self.describe(race);
-        self.fault((kind, position, warp, 0))
-    }
-
-    fn describe(&self, race: Race) -> (FaultKind, usize, usize) {
-        let (first, second) = race.warps;
+    pub(crate) fn race_failure(&self, race: Race) -> Fail {
         let (earlier, later) = race.positions;
         let position = later.or(earlier).unwrap_or(self.program.ops.len() - 1);
         let other = match later.and(earlier) {
             Some(position) => self.job.instruction(position),
             None => "not known: too many accesses to remember".into(),
         };
-        (FaultKind::Race { address: race.address, first: first as u32, second: second as u32, other }, position, second)
+        let (first, second) = (self.agent(race.agents.0), self.agent(race.agents.1));
+        let warp = if race.agents.1 < self.peers.len() * self.job.warps() {
+            race.agents.1 % self.job.warps()
+        } else {
+            race.agents.0 % self.job.warps()
+        };
+        Box::new((FaultKind::Race { address: race.address, first, second, other }, position, warp, 0))
     }
 
-    fn deadlock(&self, warps: &[Warp]) -> RunError {
-        if let Some(warp) = warps.iter().find(|warp| warp.state == State::Gathering) {
-            return self.fault(*self.incomplete(warps, warp.index));
+    /// Who an agent of the race check is, for messages.
+    pub(crate) fn agent(&self, agent: usize) -> String {
+        let warps = self.job.warps();
+        let (rank, warp) = (agent / warps, agent % warps);
+        match (rank < self.peers.len(), self.peers.len()) {
+            (false, _) => "an asynchronous copy".into(),
+            (true, 1) => format!("warp {warp}"),
+            (true, _) => format!("warp {warp} of CTA {rank} of the cluster"),
         }
-        let stuck: Vec<_> = warps.iter().filter(|warp| warp.state != State::Done).collect();
-        let shown = stuck.iter().take(8).map(|warp| {
-            let why = match warp.state {
-                State::Waiting(id) => {
-                    let barrier = &self.barriers[id as usize];
-                    let expected = barrier.expected.map_or("all".into(), |threads| threads.to_string());
-                    format!("waits at barrier {id} ({} of {expected} threads arrived)", barrier.arrived)
-                }
-                _ => "cannot run".into(),
-            };
-            format!("warp {} {why} at {}", warp.index, self.job.instruction(warp.pc))
-        });
-        let mut positions = shown.collect::<Vec<_>>().join("; ");
-        if stuck.len() > 8 {
-            positions.push_str(&format!("; and {} more warps", stuck.len() - 8));
+    }
+
+    fn deadlock(&mut self) -> RunError {
+        let mut stuck = Vec::new();
+        let mut first = None;
+        for rank in 0..self.peers.len() {
+            self.enter(rank);
+            if let Some(warp) = self.warps.iter().find(|warp| warp.state == State::Gathering) {
+                return self.fault(*self.incomplete(&self.warps, warp.index));
+            }
+            for warp in self.warps.iter().filter(|warp| warp.state != State::Done) {
+                let why = match warp.state {
+                    State::Waiting(id) => {
+                        let barrier = &self.barriers[id as usize];
+                        let expected = barrier.expected.map_or("all".into(), |threads| threads.to_string());
+                        format!("waits at barrier {id} ({} of {expected} threads arrived)", barrier.arrived)
+                    }
+                    State::Parked(Wait::Phase { address, .. }) => match self.mbarriers.get(&address) {
+                        Some(mbarrier) => format!("waits for the mbarrier at {address:#x} ({mbarrier})"),
+                        None => format!("waits for an mbarrier at {address:#x} that is gone"),
+                    },
+                    State::Parked(Wait::Cluster { .. }) => {
+                        format!(
+                            "waits at the cluster barrier ({})",
+                            self.cluster_barrier.describe(self.peers.len() * self.job.warps())
+                        )
+                    }
+                    _ => "cannot run".into(),
+                };
+                let who = self.agent(rank * self.job.warps() + warp.index);
+                stuck.push(format!("{who} {why} at {}", self.job.instruction(warp.pc)));
+                first = first.or(Some((rank, warp.pc, warp.index)));
+            }
         }
-        let first = stuck.first().map_or((0, 0), |warp| (warp.pc, warp.index));
-        self.fault((FaultKind::Deadlock { positions }, first.0, first.1, 0))
+        let (rank, pc, warp) = first.unwrap_or_default();
+        self.enter(rank);
+        self.fault((FaultKind::Deadlock { positions: stuck.join("; ") }, pc, warp, 0))
     }
 
     /// A failure with everything a reader wants to know about where it happened.
@@ -344,6 +459,14 @@ impl<'a> Worker<'a> {
             thread: warp as u32 * 32 + lane,
         }))
     }
+}
+
+/// What was tried when nothing could run.
+#[derive(Default)]
+pub(crate) struct Stalled {
+    /// [`Worker::progress`] at the last time waits were told that their time is up, and how often since it last changed.
+    pub progress: u64,
+    pub times: u32,
 }
 
 /// Warp instructions a warp runs before others get their turn.

@@ -4,12 +4,13 @@
 //! [`Run`] to a back end, which is a function: [`emulate`], or one that launches on a chip.
 
 mod expression;
+mod map;
 
 use std::collections::HashMap;
 use std::fmt;
 
 use arch::Sm;
-use ptx::{Argument, Kernel, Launch, Type};
+use ptx::{Argument, Kernel, Launch, TensorMap, Type};
 use thiserror::Error;
 
 use crate::{Counters, Level, Memory, MemoryError, Options, Policy, RunError, run};
@@ -41,8 +42,10 @@ pub struct Run {
     kernel: usize,
     grid: [u32; 3],
     block: [u32; 3],
+    cluster: [u32; 3],
     dynamic_shared: u32,
     budget: Option<u64>,
+    global_races: bool,
     arguments: Vec<NamedArgument>,
     expectations: Vec<Expectation>,
     counts: Vec<Count>,
@@ -56,6 +59,8 @@ struct NamedArgument {
     elements: Option<u64>,
     /// `None` for a buffer nothing has written.
     contents: Option<Contents>,
+    /// A tensor map: the buffer it is of, and the map with an address from the buffer's start.
+    map: Option<(String, TensorMap)>,
     line: u32,
 }
 
@@ -129,6 +134,13 @@ pub enum CallArgument {
     },
     /// A value.
     Value(Argument),
+    /// A tensor map.
+    Map {
+        /// Which of the buffers it is of, counted from 0.
+        buffer: usize,
+        /// The map; its address counts from the buffer's start.
+        map: TensorMap,
+    },
 }
 
 /// What came of a [`Call`].
@@ -170,16 +182,20 @@ impl From<MemoryError> for Stop {
 impl Call<'_> {
     /// The launch, once a back end has put the buffers at these addresses (in order).
     pub fn launch(&self, addresses: &[u64]) -> Launch<'_> {
-        let mut addresses = addresses.iter().copied();
+        let mut next = addresses.iter().copied();
         let argument = |argument: &CallArgument| match argument {
-            CallArgument::Buffer { .. } => Argument::Pointer(addresses.next().unwrap_or_default()),
+            CallArgument::Buffer { .. } => Argument::Pointer(next.next().unwrap_or_default()),
             CallArgument::Value(value) => value.clone(),
+            CallArgument::Map { buffer, map } => {
+                let base = addresses.get(*buffer).copied().unwrap_or_default();
+                Argument::TensorMap(Box::new(TensorMap { address: base.wrapping_add(map.address), ..map.clone() }))
+            }
         };
         Launch {
             kernel: self.kernel,
             grid: self.run.grid,
             block: self.run.block,
-            cluster: [1, 1, 1],
+            cluster: self.run.cluster,
             dynamic_shared: self.run.dynamic_shared,
             arguments: self.arguments.iter().map(argument).collect(),
         }
@@ -203,6 +219,7 @@ pub fn emulate(call: &Call<'_>) -> Result<Outcome, Stop> {
     let mut options = Options::new(call.run.sm);
     options.policy = call.run.policy;
     options.budget_per_cta = call.run.budget.unwrap_or(options.budget_per_cta);
+    options.global_races = call.run.global_races;
     let report = run(&memory, &call.launch(&addresses), &options)?;
     let counters = [Level::Ptx, Level::Merged].map(|level| report.counters(call.kernel, level));
     let buffers = buffers.into_iter().map(|(address, bytes)| memory.read(address, bytes)).collect::<Result<_, _>>()?;
@@ -227,8 +244,10 @@ impl FileTest {
             kernel: 0,
             grid: [1; 3],
             block: [32, 1, 1],
+            cluster: [1; 3],
             dynamic_shared: 0,
             budget: None,
+            global_races: false,
             arguments: Vec::new(),
             expectations: Vec::new(),
             counts: Vec::new(),
@@ -249,12 +268,13 @@ impl FileTest {
             }
             let run = test.runs.last_mut().unwrap_or(&mut common);
             match directive {
+                "MAP" => run.arguments.push(map::argument(rest, line).map_err(fail)?),
                 "ARG" => run.arguments.push(argument(rest, line).map_err(fail)?),
                 "EXPECT" => run.expectations.push(expectation(rest, line).map_err(fail)?),
                 "COUNT" => run.counts.push(count(rest, line).map_err(fail)?),
                 "FAULT" => run.fault = Some(rest.to_owned()),
                 other if other.bytes().all(|byte| byte.is_ascii_uppercase()) => {
-                    let known = "RUN, ARG, EXPECT, COUNT and FAULT";
+                    let known = "RUN, ARG, MAP, EXPECT, COUNT and FAULT";
                     return Err(fail(format!("there is no directive `{other}`; there are {known}")));
                 }
                 _ => {}
@@ -286,7 +306,12 @@ impl FileTest {
                     run.block =
                         triple(value).ok_or_else(|| format!("block is `{value}`; one is written as 32 or 8x4"))?
                 }
+                "cluster" => {
+                    run.cluster =
+                        triple(value).ok_or_else(|| format!("cluster is `{value}`; one is written as 2 or 2x2"))?
+                }
                 "shared" => run.dynamic_shared = number()? as u32,
+                "races" if value == "global" => run.global_races = true,
                 "budget" => run.budget = Some(number()?),
                 "policy" => {
                     run.policy = match value.split_once(':') {
@@ -301,7 +326,7 @@ impl FileTest {
                 "kernel" => kernel = Some(value),
                 _ => {
                     return Err(format!(
-                        "there is no setting `{key}`; there are sm, grid, block, shared, policy, budget and kernel"
+                        "there is no setting `{key}`; there are sm, grid, block, cluster, shared, policy, budget, races=global and kernel"
                     ));
                 }
             }
@@ -334,6 +359,13 @@ impl FileTest {
         let mut initial = HashMap::new();
         let mut arguments = Vec::new();
         for argument in &run.arguments {
+            if let Some((of, map)) = &argument.map {
+                let buffers = run.arguments.iter().filter(|other| other.elements.is_some());
+                let buffer = buffers.map(|other| &other.name).position(|name| name == of);
+                let buffer = buffer.ok_or_else(|| one(argument.line, format!("there is no buffer `{of}`")))?;
+                arguments.push(CallArgument::Map { buffer, map: map.clone() });
+                continue;
+            }
             let made = argument.make(&mut scope, &mut initial).map_err(|message| one(argument.line, message))?;
             arguments.push(made);
         }
@@ -430,7 +462,7 @@ fn argument(text: &str, line: u32) -> Result<NamedArgument, String> {
     if elements.is_none() && contents.is_none() {
         return Err(format!("the scalar `{name}` needs a value"));
     }
-    Ok(NamedArgument { name, ty, elements, contents, line })
+    Ok(NamedArgument { name, ty, elements, contents, map: None, line })
 }
 
 /// `y = x[i] + 1`, `y[0..4] = [1, 2, 3, 4]` or `y ~ 1e-6 = exp2(x[i])`

@@ -7,6 +7,7 @@ use ptx::Modifier;
 
 use crate::access;
 use crate::cta::{Arrival, Fail, Stop, Worker};
+use crate::engine::Flow;
 use crate::fault::FaultKind;
 use crate::lanes::{self, ALL, Lanes, WARP, Wide, collect, each, expand};
 use crate::program::{Code, Op, PredicateRef, UNGUARDED, WATCHED};
@@ -449,9 +450,18 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
             Code::LoadConstant => access::load_constant(worker, warp, op, mask)?,
             Code::AtomicShared => access::atomic_shared(worker, warp, op, mask)?,
             Code::AtomicGlobal => access::atomic_global(worker, warp, op, mask)?,
+            Code::Cluster => access::cluster(worker, warp, op, mask)?,
             Code::CopyAsync => access::copy_async(worker, warp, op, mask)?,
             Code::CopyCommit => warp.copies.push(Vec::new()),
-            Code::CopyWait => worker.finish_copies(warp, op.aux as usize, op.a == 1),
+            Code::CopyWait => {
+                worker.finish_copies(warp, op.aux as usize, op.a == 1);
+                worker.complete_arrivals(warp.index)?;
+            }
+            Code::Engine => match worker.engine(warp, op, mask)? {
+                Flow::Next => {}
+                Flow::Stay => continue,
+                Flow::Stop(stop) => return Ok(stop),
+            },
             Code::Shuffle | Code::Vote | Code::WarpSync => {
                 if mask != 0 && !exchange::<LEVEL>(worker, warp, op, mask)? {
                     continue;

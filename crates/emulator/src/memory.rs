@@ -3,6 +3,7 @@
 //! CTAs run on several threads and a wrong kernel may race, so memory is a vector of atomic words accessed with relaxed
 //! order: plain moves on the machine, and no undefined behaviour whatever the kernel does.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use thiserror::Error;
@@ -39,6 +40,8 @@ pub struct Memory {
     /// By ascending address.
     buffers: Vec<Buffer>,
     end: u64,
+    /// Held while two words change together.
+    pairs: Mutex<()>,
 }
 
 /// One allocation.
@@ -122,23 +125,7 @@ impl Memory {
         let bytes = contents.len() as u64;
         let (_, buffer) = self.find(address, bytes).ok_or(MemoryError::OutOfBounds { address, bytes })?;
         let start = address - buffer.base;
-        // Whole words at once where the transfer is aligned to them, single bytes at the edges.
-        let head = contents.len().min((start.wrapping_neg() % 4) as usize);
-        let (head, rest) = contents.split_at(head);
-        let (words, tail) = rest.as_chunks::<4>();
-        let mut at = start;
-        for byte in head {
-            buffer.store_bytes(at, 1, u64::from(*byte));
-            at += 1;
-        }
-        for word in words {
-            buffer.words[(at / 4) as usize].store(u32::from_le_bytes(*word), Relaxed);
-            at += 4;
-        }
-        for byte in tail {
-            buffer.store_bytes(at, 1, u64::from(*byte));
-            at += 1;
-        }
+        buffer.write(start, contents);
         if let Some(written) = &buffer.written {
             mark(written, start, bytes);
         }
@@ -151,10 +138,18 @@ impl Memory {
     /// When the bytes are not inside one allocation.
     pub fn read(&self, address: u64, bytes: u64) -> Result<Vec<u8>, MemoryError> {
         let (_, buffer) = self.find(address, bytes).ok_or(MemoryError::OutOfBounds { address, bytes })?;
-        let start = address - buffer.base;
-        Ok((start..start + bytes)
-            .map(|at| (buffer.words[(at / 4) as usize].load(Relaxed) >> (at % 4 * 8)) as u8)
-            .collect())
+        let mut contents = vec![0; usize::try_from(bytes).map_err(|_| MemoryError::OutOfMemory { bytes })?];
+        buffer.read(address - buffer.base, &mut contents);
+        Ok(contents)
+    }
+
+    /// Replaces 8 bytes by `update` of them; updates of one memory take turns.
+    pub(crate) fn update_pair(&self, buffer: &Buffer, offset: u64, update: impl FnOnce(u64) -> u64) {
+        let _turn = self.pairs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let old = u64::from(buffer.load_word(offset)) | u64::from(buffer.load_word(offset + 4)) << 32;
+        let new = update(old);
+        buffer.store_word(offset, new as u32);
+        buffer.store_word(offset + 4, (new >> 32) as u32);
     }
 
     pub(crate) fn buffers(&self) -> &[Buffer] {
@@ -231,6 +226,46 @@ impl Buffer {
                 Err(found) => old = found,
             }
         }
+    }
+
+    /// Copies bytes out.
+    pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) {
+        let mut at = offset;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let word = self.load_word(at & !3).to_le_bytes();
+            let from = (at % 4) as usize;
+            let (here, after) = rest.split_at_mut(rest.len().min(4 - from));
+            here.copy_from_slice(&word[from..from + here.len()]);
+            at += here.len() as u64;
+            rest = after;
+        }
+    }
+
+    /// Puts bytes in place; they are not marked as written.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
+        let head = bytes.len().min((offset.wrapping_neg() % 4) as usize);
+        let (head, rest) = bytes.split_at(head);
+        let (whole, tail) = rest.as_chunks::<4>();
+        let mut at = offset;
+        for byte in head {
+            self.store_bytes(at, 1, u64::from(*byte));
+            at += 1;
+        }
+        for word in whole {
+            self.store_word(at, u32::from_le_bytes(*word));
+            at += 4;
+        }
+        for byte in tail {
+            self.store_bytes(at, 1, u64::from(*byte));
+            at += 1;
+        }
+    }
+
+    /// The first of these bytes that nothing wrote.
+    pub(crate) fn first_unwritten(&self, offset: u64, bytes: u64) -> Option<u64> {
+        let written = self.written.as_ref()?;
+        (offset..offset + bytes).find(|at| written[(at / 64) as usize].load(Relaxed) >> (at % 64) & 1 == 0)
     }
 
     /// Marks bytes as written.

@@ -169,6 +169,11 @@ pub(crate) fn lanes_of(active: u32) -> impl Iterator<Item = usize> {
     (0..WARP).filter(move |lane| active >> lane & 1 == 1)
 }
 
+/// The bits of a mask.
+pub(crate) fn bits_of(mask: u64) -> impl Iterator<Item = usize> {
+    (0..64).filter(move |bit| mask >> bit & 1 == 1)
+}
+
 fn distinct_sectors(first: u64, distinct: &[i32], size: i64) -> Vec<i64> {
     let inside = (first % SECTOR) as i64;
     let mut sectors: Vec<i64> = distinct

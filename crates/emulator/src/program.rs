@@ -1,5 +1,6 @@
 //! A kernel decoded once into what the interpreter runs.
 
+pub(crate) mod engine;
 mod tensor;
 
 use std::collections::HashMap;
@@ -18,7 +19,9 @@ pub(crate) use tensor::WATCHED;
 pub(crate) const SHARED_WINDOW: u64 = 0x1_0000_0000;
 /// Where local memory appears in the generic address space.
 pub(crate) const LOCAL_WINDOW: u64 = 0x2_0000_0000;
-/// The size of either window.
+/// Where the kernel's parameters appear in the generic address space.
+pub(crate) const PARAM_WINDOW: u64 = 0x3_0000_0000;
+/// The size of any window.
 pub(crate) const WINDOW_BYTES: u64 = 0x1_0000_0000;
 
 /// What the interpreter does for an instruction. Names end in the width of what is computed.
@@ -102,9 +105,13 @@ pub(crate) enum Code {
     LoadConstant,
     AtomicShared,
     AtomicGlobal,
+    /// A load (`d` is 0), store or atomic by `shared::cluster` addresses.
+    Cluster,
     CopyAsync,
     CopyCommit,
     CopyWait,
+    /// What is asynchronous or between CTAs: [`engine::EngineOp`].
+    Engine,
     Shuffle,
     Vote,
     ActiveMask,
@@ -240,6 +247,13 @@ pub(crate) struct Program {
     pub comparisons: Vec<Comparison>,
     pub warp_ops: Vec<WarpOp>,
     pub barriers: Vec<BarrierOp>,
+    pub engine: Vec<engine::EngineOp>,
+    /// Whether some instruction makes an asynchronous engine read shared memory.
+    pub uses_async_proxy: bool,
+    /// By instruction: what it means for the order of memory accesses.
+    pub orders: Vec<engine::Order>,
+    /// Parameter memory.
+    pub params: Vec<u8>,
     pub tensor: Vec<TensorOp>,
     /// What stands for the guard of instructions that touch registers which `wgmma` works on, and those registers' names.
     pub watched: Vec<Watch>,
@@ -273,8 +287,7 @@ struct Decoder {
     specials: HashMap<Special, u32>,
     /// The address of each variable in its space.
     variables: Vec<u64>,
-    /// Parameter memory and where each parameter starts.
-    params: Vec<u8>,
+    /// Where each parameter starts.
     param_offsets: Vec<u64>,
     merged: HashMap<usize, Vec<Merged>>,
     watched: tensor::Watched,
@@ -302,6 +315,10 @@ impl Program {
                 comparisons: Vec::new(),
                 warp_ops: Vec::new(),
                 barriers: Vec::new(),
+                engine: Vec::new(),
+                uses_async_proxy: kernel.instructions().any(engine::reads_by_proxy),
+                orders: kernel.instructions().map(engine::Order::of).chain([engine::Order::default()]).collect(),
+                params,
                 tensor: Vec::new(),
                 watched: Vec::new(),
                 watched_names,
@@ -321,7 +338,6 @@ impl Program {
             specials: HashMap::new(),
             variables,
             param_offsets: parameter_layout(kernel).0,
-            params,
             merged: merged_accesses(kernel),
             watched,
             position: 0,
@@ -491,7 +507,9 @@ impl Decoder {
             Operand::VariableAddress(variable, offset) => {
                 self.variables[variable.0 as usize].wrapping_add(*offset as u64)
             }
-            Operand::ParameterAddress(..) => return Err("the address of a parameter is not a value here".into()),
+            Operand::ParameterAddress(parameter, offset) => {
+                (PARAM_WINDOW + self.param_offsets[parameter.0 as usize]).wrapping_add(*offset as u64)
+            }
             other => return Err(format!("operand {other:?} is not a value")),
         };
         Ok((self.constant(value & mask, width), width))
@@ -542,6 +560,7 @@ impl Decoder {
         };
         let mut op = Op { code: Code::Nop, d: 0, a: 0, b: 0, c: 0, aux: 0, guard };
         match instruction.opcode() {
+            _ if engine::covers(instruction) => self.engine(instruction, &mut op)?,
             Opcode::Bra => {
                 let label = instruction.target().ok_or("a branch without a target")?;
                 op.code = Code::Branch;
@@ -549,7 +568,7 @@ impl Decoder {
             }
             Opcode::Ret | Opcode::Exit => op.code = Code::Exit,
             Opcode::Trap => op.code = Code::Trap,
-            Opcode::Nanosleep | Opcode::Membar | Opcode::Fence | Opcode::Prefetch => op.code = Code::Nop,
+            Opcode::Nanosleep | Opcode::Prefetch => op.code = Code::Nop,
             Opcode::Ld | Opcode::St | Opcode::Atom | Opcode::Red => self.memory(instruction, &mut op)?,
             Opcode::CpAsync => self.copy(instruction, &mut op)?,
             Opcode::Bar | Opcode::Barrier => self.barrier(instruction, &mut op)?,
@@ -829,7 +848,8 @@ impl Decoder {
         let shared = space(&[Modifier::Shared, Modifier::SharedCta]);
         let local = instruction.has(Modifier::Local);
         let constant = instruction.has(Modifier::Const);
-        if space(&[Modifier::SharedCluster, Modifier::ParamFunc]) {
+        let cluster = instruction.has(Modifier::SharedCluster);
+        if instruction.has(Modifier::ParamFunc) {
             return Err("this state space is not there yet".into());
         }
         let (base, offset) = self.address(address)?;
@@ -873,7 +893,11 @@ impl Decoder {
                 registers = vec![None];
             }
         }
+        if cluster {
+            op.d = u32::from(opcode == Opcode::St);
+        }
         op.code = match (opcode, shared, local, constant) {
+            _ if cluster => Code::Cluster,
             (Opcode::Ld, true, ..) => Code::LoadShared,
             (Opcode::St, true, ..) => Code::StoreShared,
             (Opcode::Atom | Opcode::Red, true, ..) => Code::AtomicShared,
@@ -884,7 +908,7 @@ impl Decoder {
             (Opcode::St, ..) => Code::StoreGlobal,
             _ => Code::AtomicGlobal,
         };
-        let generic = !shared && !local && !constant && !instruction.has(Modifier::Global);
+        let generic = !shared && !cluster && !local && !constant && !instruction.has(Modifier::Global);
         op.aux = self.program.memory.len() as u32;
         self.program.memory.push(MemoryOp {
             base,
@@ -915,7 +939,7 @@ impl Decoder {
         let start = (self.param_offsets[parameter.0 as usize] as i64).saturating_add(address.offset);
         let bytes = usize::try_from(start)
             .ok()
-            .and_then(|start| self.params.get(start..start.checked_add(ty.bytes() as usize)?));
+            .and_then(|start| self.program.params.get(start..start.checked_add(ty.bytes() as usize)?));
         let bytes = bytes.ok_or("it reads outside parameter memory")?;
         let mut value = bytes.iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte));
         let (place, width) = self.register(*to)?;

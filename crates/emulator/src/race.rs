@@ -1,20 +1,70 @@
-//! Shared-memory races.
+//! Races.
 //!
-//! Each warp notes which bytes it reads and writes between two synchronisations (an *interval*). Barriers order intervals; a
-//! clock per warp says which (vector clocks, as in FastTrack, Flanagan and Freund 2009, but per interval instead of per
-//! access). Two intervals that no barrier orders must not touch a byte that either writes.
+//! Each agent (a warp, or a copy engine) notes which bytes of shared memory it reads and writes between two synchronisations
+//! (an *interval*). Barriers, mbarriers and fences order intervals; a clock per agent says which (vector clocks, as in
+//! FastTrack, Flanagan and Freund 2009, but per interval instead of per access). Two intervals that nothing orders must not
+//! touch a byte that either writes, unless both do so by atomics.
 //!
 //! Most intervals of real kernels only read, and then there is nothing to find. So reads are first noted as what was read
 //! (an instruction's address shape and where it began) and become bytes only when a concurrent interval writes.
 
-/// The bytes a warp touched between two synchronisations.
+use std::collections::HashMap;
+
+use crate::pattern::bits_of;
+
+/// For every agent, the first epoch that is not yet ordered before whoever holds this.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Clock(Vec<u32>);
+
+impl Clock {
+    fn of(&self, agent: usize) -> u32 {
+        self.0.get(agent).copied().unwrap_or(0)
+    }
+
+    fn set(&mut self, agent: usize, epoch: u32) {
+        if self.0.len() <= agent {
+            self.0.resize(agent + 1, 0);
+        }
+        self.0[agent] = epoch;
+    }
+
+    /// Learns what `other` knows.
+    pub(crate) fn join(&mut self, other: &Self) {
+        if self.0.len() < other.0.len() {
+            self.0.resize(other.0.len(), 0);
+        }
+        for (known, new) in self.0.iter_mut().zip(&other.0) {
+            *known = (*known).max(*new);
+        }
+    }
+
+    /// Whether it knows all that `other` knows.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        other.0.iter().enumerate().all(|(agent, &epoch)| self.of(agent) >= epoch)
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Whether it knows nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// How bytes are accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+    /// An atomic, or an operation on an mbarrier.
+    Atomic,
+}
+
+/// The bytes of one CTA's shared memory that an agent touched between two synchronisations.
 #[derive(Debug, Default)]
-pub(crate) struct Interval {
-    warp: usize,
-    /// Which of the warp's intervals this is.
-    epoch: u32,
-    /// For every warp, the first epoch that was not yet ordered before this interval when it began.
-    clock: Vec<u32>,
+pub(crate) struct Touches {
     /// Reads that are not in `reads` yet.
     pending: Vec<Read>,
     /// One bit per word that a pending read may touch, from its first to its last; empty until it is asked for.
@@ -22,6 +72,8 @@ pub(crate) struct Interval {
     /// One bit per byte, 64 to a word.
     reads: Vec<u64>,
     writes: Vec<u64>,
+    /// Atomics, by word: few.
+    atomics: HashMap<usize, u64>,
     /// The words that may hold set bits, and those of them that may hold writes.
     low: usize,
     high: usize,
@@ -29,6 +81,21 @@ pub(crate) struct Interval {
     write_high: usize,
     /// The accesses in the bits, for the message about a race.
     log: Vec<Logged>,
+}
+
+/// What an agent did between two synchronisations.
+#[derive(Debug, Default)]
+pub(crate) struct Interval {
+    agent: usize,
+    /// Which of the agent's intervals this is.
+    epoch: u32,
+    /// What was ordered before this interval when it began.
+    clock: Clock,
+    /// The CTA whose memory `own` is of.
+    home: usize,
+    own: Touches,
+    /// What it touched of other CTAs' memory.
+    guests: Vec<(usize, Touches)>,
 }
 
 /// A read by a warp: the shape of its addresses and the address of the first active lane.
@@ -49,11 +116,11 @@ pub(crate) trait Expand {
 const PENDING: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug)]
-struct Logged {
-    position: u32,
-    word: u32,
-    bits: u64,
-    write: bool,
+pub(crate) struct Logged {
+    pub position: u32,
+    pub word: u32,
+    pub bits: u64,
+    access: Access,
 }
 
 /// Accesses remembered per interval; a race found among later ones is reported without its second instruction.
@@ -62,44 +129,67 @@ const LOGGED: usize = 1 << 14;
 /// Ended intervals that are kept while some warp never synchronises; older ones are forgotten, and races with them are missed.
 const REMEMBERED: usize = 256;
 
+/// Copies in flight that are told apart at most.
+const ENGINES: usize = 128;
+
 /// Two accesses that nothing orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Race {
+    /// In the memory of CTA `home` of the cluster.
+    pub home: usize,
     pub address: u64,
-    pub warps: (usize, usize),
+    pub agents: (usize, usize),
     /// The instruction of each, when it was remembered.
     pub positions: (Option<usize>, Option<usize>),
 }
 
-/// The intervals of a CTA.
+/// The intervals of a cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Races {
-    /// The running interval of each warp.
+    /// The running interval of each warp of the CTA that runs.
     pub open: Vec<Interval>,
+    /// Those of the other CTAs, by rank; nothing for the one that runs.
+    away: Vec<Vec<Interval>>,
+    /// The CTA that runs.
+    rank: usize,
+    /// Warps that have ended, by agent.
+    ended: Vec<bool>,
     /// Ended intervals that some warp is not yet ordered after.
     closed: Vec<Interval>,
-    pool: Vec<Interval>,
+    pool: Vec<Touches>,
     words: usize,
+    /// The last epoch of each copy engine.
+    engines: Vec<u32>,
+    turn: usize,
 }
 
-impl Interval {
-    /// Notes a read to be turned into bytes when that is needed.
-    #[inline(always)]
-    pub(crate) fn note_read(&mut self, read: Read, expand: &impl Expand) {
-        if self.pending.len() == PENDING {
-            self.settle(expand);
+impl Touches {
+    fn reset(&mut self, words: usize) {
+        self.reads.resize(words, 0);
+        self.writes.resize(words, 0);
+        if self.low < self.high {
+            self.reads[self.low..self.high].fill(0);
+            self.writes[self.low..self.high].fill(0);
         }
-        self.pending.push(read);
+        self.atomics.clear();
+        (self.low, self.high) = (words, 0);
+        (self.write_low, self.write_high) = (words, 0);
+        self.log.clear();
+        self.pending.clear();
+        self.reach.clear();
     }
 
-    /// Notes bytes of one access, as bits of the 64-byte word they lie in.
     #[inline(always)]
-    pub(crate) fn note(&mut self, word: usize, bits: u64, write: bool, position: usize) {
-        let set = if write { &mut self.writes } else { &mut self.reads };
-        let new = bits & !set[word];
+    fn note(&mut self, word: usize, bits: u64, access: Access, position: usize) {
+        let set = match access {
+            Access::Read => &mut self.reads[word],
+            Access::Write => &mut self.writes[word],
+            Access::Atomic => self.atomics.entry(word).or_default(),
+        };
+        let new = bits & !*set;
         if new != 0 {
-            set[word] |= bits;
-            self.remember(word, new, write, position);
+            *set |= bits;
+            self.remember(word, new, access, position);
         }
     }
 
@@ -110,7 +200,7 @@ impl Interval {
         for read in pending.drain(..) {
             let (position, words) = expand.expand(read);
             for &(word, bits) in words {
-                self.note((i64::from(read.first / 64) + word) as usize, bits, false, position);
+                self.note((i64::from(read.first / 64) + word) as usize, bits, Access::Read, position);
             }
         }
         self.pending = pending;
@@ -135,11 +225,18 @@ impl Interval {
         }
     }
 
+    fn atomics(&self, word: usize) -> u64 {
+        if self.atomics.is_empty() { 0 } else { self.atomics.get(&word).copied().unwrap_or(0) }
+    }
+
     /// Whether a word that this interval writes may be touched by another.
     fn may_meet(&self, other: &Self) -> bool {
         let reached = |word: usize| other.reach.get(word / 64).is_some_and(|bits| bits >> (word % 64) & 1 == 1);
-        let touched = |word: usize| reached(word) || other.reads[word] != 0 || other.writes[word] != 0;
-        (self.write_low..self.write_high).any(|word| self.writes[word] != 0 && touched(word))
+        let touched = |word: usize| {
+            reached(word) || other.reads[word] != 0 || other.writes[word] != 0 || other.atomics(word) != 0
+        };
+        (self.write_low..self.write_high)
+            .any(|word| (self.writes[word] != 0 || self.atomics(word) != 0) && touched(word))
     }
 
     fn writes_any(&self) -> bool {
@@ -150,15 +247,15 @@ impl Interval {
         self.low >= self.high && self.pending.is_empty()
     }
 
-    fn remember(&mut self, word: usize, bits: u64, write: bool, position: usize) {
+    fn remember(&mut self, word: usize, bits: u64, access: Access, position: usize) {
         self.low = self.low.min(word);
         self.high = self.high.max(word + 1);
-        if write {
+        if access != Access::Read {
             self.write_low = self.write_low.min(word);
             self.write_high = self.write_high.max(word + 1);
         }
         if self.log.len() < LOGGED {
-            self.log.push(Logged { position: position as u32, word: word as u32, bits, write });
+            self.log.push(Logged { position: position as u32, word: word as u32, bits, access });
         }
     }
 
@@ -166,123 +263,287 @@ impl Interval {
     fn conflict(&self, other: &Self) -> Option<(usize, u64)> {
         let range = self.low.max(other.low)..self.high.min(other.high);
         range.clone().find_map(|word| {
-            let bits =
-                self.writes[word] & (other.reads[word] | other.writes[word]) | self.reads[word] & other.writes[word];
+            let (mine, theirs) = (self.atomics(word), other.atomics(word));
+            let bits = self.writes[word] & (other.reads[word] | other.writes[word] | theirs)
+                | self.reads[word] & (other.writes[word] | theirs)
+                | mine & (other.reads[word] | other.writes[word]);
             (bits != 0).then_some((word, bits))
         })
     }
 
-    fn position_of(&self, word: usize, bits: u64, other_writes: bool) -> Option<usize> {
-        let hit =
-            |entry: &&Logged| entry.word as usize == word && entry.bits & bits != 0 && (entry.write || other_writes);
+    /// The instruction that touched one of these bytes, in a way that conflicts with `other`.
+    fn position_of(&self, word: usize, bits: u64, other: &Self) -> Option<usize> {
+        let hit = |entry: &&Logged| {
+            let against = match entry.access {
+                Access::Read => other.writes[word] | other.atomics(word),
+                Access::Write => u64::MAX,
+                Access::Atomic => other.writes[word] | other.reads[word],
+            };
+            entry.word as usize == word && entry.bits & bits & against != 0
+        };
         self.log.iter().find(hit).map(|entry| entry.position as usize)
+    }
+
+    fn compare(&mut self, other: &mut Self, expand: &impl Expand) -> Option<(u64, [Option<usize>; 2])> {
+        if !self.writes_any() && !other.writes_any() {
+            return None;
+        }
+        self.survey(expand);
+        other.survey(expand);
+        if !self.may_meet(other) && !other.may_meet(self) {
+            return None;
+        }
+        self.settle(expand);
+        other.settle(expand);
+        let (word, bits) = self.conflict(other)?;
+        let address = word as u64 * 64 + u64::from(bits.trailing_zeros());
+        Some((address, [other.position_of(word, bits, self), self.position_of(word, bits, other)]))
+    }
+}
+
+impl Interval {
+    /// Notes a read to be turned into bytes when that is needed.
+    #[inline(always)]
+    pub(crate) fn note_read(&mut self, read: Read, expand: &impl Expand) {
+        if self.own.pending.len() == PENDING {
+            self.own.settle(expand);
+        }
+        self.own.pending.push(read);
+    }
+
+    /// Notes bytes of one access, as bits of the 64-byte word they lie in.
+    #[inline(always)]
+    pub(crate) fn note(&mut self, word: usize, bits: u64, write: bool, position: usize) {
+        self.own.note(word, bits, if write { Access::Write } else { Access::Read }, position);
+    }
+
+    /// Notes bytes of an atomic.
+    pub(crate) fn note_atomic(&mut self, word: usize, bits: u64, position: usize) {
+        self.own.note(word, bits, Access::Atomic, position);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.own.is_empty() && self.guests.iter().all(|(_, touches)| touches.is_empty())
+    }
+
+    /// Whether all that `clock` says was ordered before this interval when it began.
+    pub(crate) fn knows(&self, clock: &Clock) -> bool {
+        self.clock.covers(clock)
     }
 
     /// Whether `other` ended before this interval began.
     fn follows(&self, other: &Self) -> bool {
-        self.warp == other.warp || self.clock[other.warp] > other.epoch
+        self.agent == other.agent || self.clock.of(other.agent) > other.epoch
+    }
+
+    /// What it touched of a CTA's memory.
+    fn of(&mut self, home: usize) -> Option<&mut Touches> {
+        if self.home == home {
+            return Some(&mut self.own);
+        }
+        self.guests.iter_mut().find(|(rank, _)| *rank == home).map(|(_, touches)| touches)
+    }
+
+    fn homes(&self) -> impl Iterator<Item = usize> + use<> {
+        let guests: Vec<usize> = self.guests.iter().map(|(rank, _)| *rank).collect();
+        std::iter::once(self.home).chain(guests)
+    }
+
+    /// The writes to its own CTA's memory that are remembered.
+    pub(crate) fn writes(&self) -> impl Iterator<Item = &Logged> {
+        self.own.log.iter().filter(|entry| entry.access != Access::Read)
     }
 }
 
 impl Races {
-    /// Starts over for a CTA of `warps` warps and `bytes` bytes of shared memory.
-    pub(crate) fn reset(&mut self, warps: usize, bytes: usize) {
+    /// Starts over for a cluster of `ctas` CTAs of `warps` warps and `bytes` bytes of shared memory each; the first runs.
+    pub(crate) fn reset(&mut self, ctas: usize, warps: usize, bytes: usize) {
         let words = bytes.div_ceil(64);
-        self.pool.append(&mut self.closed);
-        self.pool.append(&mut self.open);
+        let old = std::mem::take(&mut self.closed)
+            .into_iter()
+            .chain(std::mem::take(&mut self.open))
+            .chain(std::mem::take(&mut self.away).into_iter().flatten());
+        for interval in old {
+            recycle(&mut self.pool, interval);
+        }
         if words != self.words {
             self.pool.clear();
             self.words = words;
         }
-        for warp in 0..warps {
-            let mut interval = self.take();
-            interval.warp = warp;
-            interval.epoch = 0;
-            interval.clock.clear();
-            interval.clock.resize(warps, 0);
-            self.open.push(interval);
-        }
-    }
-
-    fn take(&mut self) -> Interval {
-        let mut interval = self.pool.pop().unwrap_or_default();
-        interval.reads.resize(self.words, 0);
-        interval.writes.resize(self.words, 0);
-        if interval.low < interval.high {
-            interval.reads[interval.low..interval.high].fill(0);
-            interval.writes[interval.low..interval.high].fill(0);
-        }
-        (interval.low, interval.high) = (self.words, 0);
-        (interval.write_low, interval.write_high) = (self.words, 0);
-        interval.log.clear();
-        interval.pending.clear();
-        interval.reach.clear();
-        interval
-    }
-
-    /// A barrier of these warps: what they did before it is ordered before what they do after it.
-    pub(crate) fn barrier(&mut self, warps: u64, expand: &impl Expand) -> Result<(), Race> {
-        let participants = || (0..64).filter(move |warp| warps >> warp & 1 == 1);
-        let mut joined = vec![0; self.open.len()];
-        for warp in participants() {
-            for (joined, known) in joined.iter_mut().zip(&self.open[warp].clock) {
-                *joined = (*joined).max(*known);
+        self.engines.clear();
+        self.ended.clear();
+        self.ended.resize(ctas * warps, false);
+        self.away.extend((0..ctas).map(|_| Vec::new()));
+        for rank in (0..ctas).rev() {
+            self.open = (0..warps).map(|warp| self.begin(rank * warps + warp, 0, Clock::default(), rank)).collect();
+            if rank > 0 {
+                self.away[rank] = std::mem::take(&mut self.open);
             }
         }
+        self.rank = 0;
+    }
+
+    /// Another CTA of the cluster runs.
+    pub(crate) fn enter(&mut self, rank: usize) {
+        if rank != self.rank {
+            std::mem::swap(&mut self.away[self.rank], &mut self.open);
+            std::mem::swap(&mut self.away[rank], &mut self.open);
+            self.rank = rank;
+        }
+    }
+
+    fn take(&mut self) -> Touches {
+        let mut touches = self.pool.pop().unwrap_or_default();
+        touches.reset(self.words);
+        touches
+    }
+
+    fn begin(&mut self, agent: usize, epoch: u32, clock: Clock, home: usize) -> Interval {
+        Interval { agent, epoch, clock, home, own: self.take(), guests: Vec::new() }
+    }
+
+    fn all_open(&self) -> impl Iterator<Item = &Interval> {
+        self.open.iter().chain(self.away.iter().flatten())
+    }
+
+    /// Notes an access of a warp of the running CTA to memory of any CTA of the cluster.
+    pub(crate) fn note_at(
+        &mut self,
+        warp: usize,
+        home: usize,
+        (word, bits): (usize, u64),
+        access: Access,
+        position: usize,
+    ) {
+        if self.open[warp].of(home).is_none() {
+            let touches = self.take();
+            self.open[warp].guests.push((home, touches));
+        }
+        if let Some(touches) = self.open[warp].of(home) {
+            touches.note(word, bits, access, position);
+        }
+    }
+
+    /// A barrier of these warps of the running CTA: what they did before it is ordered before what they do after it.
+    pub(crate) fn barrier(&mut self, warps: u64, expand: &impl Expand) -> Result<(), Race> {
+        let participants = || bits_of(warps);
+        let mut joined = Clock::default();
         for warp in participants() {
-            joined[warp] = self.open[warp].epoch + 1;
+            joined.join(&self.open[warp].clock);
+        }
+        for warp in participants() {
+            let open = &self.open[warp];
+            joined.set(open.agent, open.epoch + 1);
         }
         for warp in participants() {
             self.close(warp, expand)?;
-            let open = &mut self.open[warp];
-            open.clock.clone_from(&joined);
+            self.open[warp].clock.clone_from(&joined);
         }
         self.retire();
         Ok(())
     }
 
+    /// What whoever synchronises with a warp of the running CTA at this point learns.
+    pub(crate) fn release(&mut self, warp: usize, expand: &impl Expand) -> Result<Clock, Race> {
+        if !self.open[warp].is_empty() {
+            self.close(warp, expand)?;
+        }
+        let open = &self.open[warp];
+        let mut clock = open.clock.clone();
+        clock.set(open.agent, open.epoch);
+        Ok(clock)
+    }
+
+    /// A warp of the running CTA learns what was released.
+    pub(crate) fn acquire(&mut self, warp: usize, clock: &Clock, expand: &impl Expand) -> Result<(), Race> {
+        if !self.open[warp].is_empty() {
+            self.close(warp, expand)?;
+        }
+        self.open[warp].clock.join(clock);
+        self.retire();
+        Ok(())
+    }
+
+    /// A copy that follows `issue` begins: its interval, to be filled with what it touches and given to [`Races::end_copy`].
+    pub(crate) fn begin_copy(&mut self, issue: &Clock) -> Interval {
+        let first = self.ended.len();
+        let free = (0..self.engines.len()).find(|&engine| issue.of(first + engine) > self.engines[engine]);
+        let engine = free.unwrap_or_else(|| {
+            if self.engines.len() < ENGINES {
+                self.engines.push(0);
+                return self.engines.len() - 1;
+            }
+            self.turn = (self.turn + 1) % ENGINES;
+            self.turn
+        });
+        self.engines[engine] += 1;
+        self.begin(first + engine, self.engines[engine], issue.clone(), self.rank)
+    }
+
+    /// Notes what a copy touches.
+    pub(crate) fn note_copy(
+        &mut self,
+        interval: &mut Interval,
+        home: usize,
+        (word, bits): (usize, u64),
+        access: Access,
+        position: usize,
+    ) {
+        if interval.of(home).is_none() {
+            interval.guests.push((home, self.take()));
+        }
+        if let Some(touches) = interval.of(home) {
+            touches.note(word, bits, access, position);
+        }
+    }
+
+    /// All that a copy touches is noted. Returns what whoever waits for it learns.
+    pub(crate) fn end_copy(&mut self, mut interval: Interval, expand: &impl Expand) -> Result<Clock, Race> {
+        let mut done = interval.clock.clone();
+        done.set(interval.agent, interval.epoch + 1);
+        self.check(&mut interval, expand)?;
+        self.keep(interval);
+        Ok(done)
+    }
+
     /// Ends a warp's interval and starts the next with the same knowledge of the others.
     fn close(&mut self, warp: usize, expand: &impl Expand) -> Result<(), Race> {
-        let mut next = self.take();
-        next.warp = warp;
-        next.epoch = self.open[warp].epoch + 1;
-        next.clock.clone_from(&self.open[warp].clock);
+        let open = &self.open[warp];
+        let (agent, epoch, clock, home) = (open.agent, open.epoch + 1, open.clock.clone(), open.home);
+        let next = self.begin(agent, epoch, clock, home);
         let mut ended = std::mem::replace(&mut self.open[warp], next);
         if ended.is_empty() {
-            self.pool.push(ended);
+            recycle(&mut self.pool, ended);
             return Ok(());
         }
         self.check(&mut ended, expand)?;
-        if self.closed.len() == REMEMBERED {
+        self.keep(ended);
+        Ok(())
+    }
+
+    fn keep(&mut self, ended: Interval) {
+        if self.closed.len() >= REMEMBERED {
+            self.retire();
+        }
+        if self.closed.len() >= REMEMBERED {
             let oldest = self.closed.remove(0);
-            self.pool.push(oldest);
+            recycle(&mut self.pool, oldest);
         }
         self.closed.push(ended);
-        Ok(())
     }
 
     /// Compares an interval that has ended with all that are not ordered before it.
     fn check(&mut self, ended: &mut Interval, expand: &impl Expand) -> Result<(), Race> {
         for other in &mut self.closed {
-            let ordered = ended.follows(other) || other.follows(ended);
-            if ordered || (!ended.writes_any() && !other.writes_any()) {
+            if ended.follows(other) || other.follows(ended) {
                 continue;
             }
-            ended.survey(expand);
-            other.survey(expand);
-            if !ended.may_meet(other) && !other.may_meet(ended) {
-                continue;
-            }
-            ended.settle(expand);
-            other.settle(expand);
-            if let Some((word, bits)) = ended.conflict(other) {
-                let position =
-                    |of: &Interval, with: &Interval| of.position_of(word, bits, with.writes[word] & bits != 0);
-                return Err(Race {
-                    address: word as u64 * 64 + u64::from(bits.trailing_zeros()),
-                    warps: (other.warp, ended.warp),
-                    positions: (position(other, ended), position(ended, other)),
-                });
+            for home in ended.homes() {
+                let (Some(mine), Some(theirs)) = (ended.of(home), other.of(home)) else { continue };
+                if let Some((address, [first, second])) = mine.compare(theirs, expand) {
+                    let agents = (other.agent, ended.agent);
+                    return Err(Race { home, address, agents, positions: (first, second) });
+                }
             }
         }
         Ok(())
@@ -292,22 +553,39 @@ impl Races {
     fn retire(&mut self) {
         let mut index = 0;
         while index < self.closed.len() {
-            if self.open.iter().all(|open| open.follows(&self.closed[index])) {
+            let followed = |open: &Interval| self.ended[open.agent] || open.follows(&self.closed[index]);
+            if self.all_open().all(followed) {
                 let done = self.closed.swap_remove(index);
-                self.pool.push(done);
+                recycle(&mut self.pool, done);
             } else {
                 index += 1;
             }
         }
     }
 
-    /// The CTA has ended: everything still open is compared.
-    pub(crate) fn finish(&mut self, expand: &impl Expand) -> Result<(), Race> {
-        for warp in 0..self.open.len() {
-            self.close(warp, expand)?;
-        }
+    /// A warp of the running CTA has ended.
+    pub(crate) fn end(&mut self, warp: usize, expand: &impl Expand) -> Result<(), Race> {
+        self.close(warp, expand)?;
+        self.ended[self.open[warp].agent] = true;
         Ok(())
     }
+
+    /// All warps of the running CTA have ended. An access of another CTA to its memory that is not ordered before that: who, and
+    /// the instruction.
+    pub(crate) fn accessed_after_end(&mut self) -> Option<(usize, Option<usize>)> {
+        let home = self.rank;
+        let known = |interval: &Interval| self.open.iter().any(|open| open.follows(interval));
+        let intervals = self.closed.iter().chain(self.away.iter().flatten());
+        intervals.filter(|interval| interval.home != home && !known(interval)).find_map(|interval| {
+            let (_, touches) = interval.guests.iter().find(|(rank, touches)| *rank == home && !touches.is_empty())?;
+            Some((interval.agent, touches.log.first().map(|entry| entry.position as usize)))
+        })
+    }
+}
+
+fn recycle(pool: &mut Vec<Touches>, interval: Interval) {
+    pool.push(interval.own);
+    pool.extend(interval.guests.into_iter().map(|(_, touches)| touches));
 }
 
 #[cfg(test)]
@@ -327,43 +605,106 @@ mod tests {
         Read { memory: position, shape: 0, first }
     }
 
-    fn races() -> Races {
+    fn races(warps: usize) -> Races {
         let mut races = Races::default();
-        races.reset(2, 256);
+        races.reset(1, warps, 256);
         races
+    }
+
+    fn finish(mut races: Races) -> Result<(), Race> {
+        (0..races.open.len()).try_for_each(|warp| races.end(warp, &Bytes))
     }
 
     #[test]
     fn a_write_and_a_read_need_a_barrier() {
-        let mut found = races();
+        let mut found = races(2);
         found.open[0].note(1, 0xf0, true, 3);
         found.open[1].note_read(read(5, 64), &Bytes);
-        assert_eq!(found.finish(&Bytes), Err(Race { address: 68, warps: (0, 1), positions: (Some(3), Some(5)) }));
+        let race = Race { home: 0, address: 68, agents: (0, 1), positions: (Some(3), Some(5)) };
+        assert_eq!(finish(found), Err(race));
 
-        let mut ordered = races();
+        let mut ordered = races(2);
         ordered.open[0].note(1, 0xf0, true, 3);
         ordered.barrier(0b11, &Bytes).unwrap();
         ordered.open[1].note_read(read(5, 64), &Bytes);
-        assert_eq!(ordered.finish(&Bytes), Ok(()));
+        assert_eq!(finish(ordered), Ok(()));
     }
 
     #[test]
-    fn reads_and_other_bytes_do_not_race() {
-        let mut races = races();
+    fn reads_atomics_and_other_bytes_do_not_race() {
+        let mut races = races(2);
         races.open[0].note(0, 1, false, 0);
         races.open[1].note(0, 1, false, 0);
         races.open[0].note(0, 2, true, 1);
         races.open[1].note(0, 4, true, 1);
-        assert_eq!(races.finish(&Bytes), Ok(()));
+        races.open[0].note_atomic(0, 8, 1);
+        races.open[1].note_atomic(0, 8, 1);
+        assert_eq!(finish(races), Ok(()));
+    }
+
+    #[test]
+    fn an_atomic_races_with_a_plain_access() {
+        for write in [false, true] {
+            let mut races = races(2);
+            races.open[0].note_atomic(0, 8, 1);
+            races.open[1].note(0, 8, write, 2);
+            assert_eq!(finish(races).unwrap_err().positions, (Some(1), Some(2)));
+        }
     }
 
     #[test]
     fn a_barrier_of_others_orders_nothing() {
-        let mut races = Races::default();
-        races.reset(3, 64);
+        let mut races = races(3);
         races.open[0].note(0, 1, true, 7);
         races.barrier(0b110, &Bytes).unwrap();
         races.open[1].note(0, 1, false, 8);
-        assert_eq!(races.finish(&Bytes).unwrap_err().warps, (0, 1));
+        assert_eq!(finish(races).unwrap_err().agents, (0, 1));
+    }
+
+    #[test]
+    fn what_was_released_is_ordered_and_what_came_after_is_not() {
+        for (late, races_found) in [(false, false), (true, true)] {
+            let mut races = races(2);
+            if !late {
+                races.open[0].note(0, 1, true, 1);
+            }
+            let clock = races.release(0, &Bytes).unwrap();
+            if late {
+                races.open[0].note(0, 1, true, 1);
+            }
+            races.acquire(1, &clock, &Bytes).unwrap();
+            races.open[1].note(0, 1, false, 2);
+            assert_eq!(finish(races).is_err(), races_found);
+        }
+    }
+
+    #[test]
+    fn a_copy_is_concurrent_with_its_issuer_until_it_is_waited_for() {
+        for waits in [false, true] {
+            let mut races = races(1);
+            races.open[0].note(0, 1, true, 1);
+            let issue = races.release(0, &Bytes).unwrap();
+            let mut copy = races.begin_copy(&issue);
+            races.note_copy(&mut copy, 0, (0, 1), Access::Write, 2);
+            let done = races.end_copy(copy, &Bytes).unwrap();
+            if waits {
+                races.acquire(0, &done, &Bytes).unwrap();
+            }
+            races.open[0].note(0, 1, false, 3);
+            assert_eq!(finish(races).is_ok(), waits);
+        }
+    }
+
+    #[test]
+    fn memory_of_other_ctas_is_checked_too() {
+        let mut races = Races::default();
+        races.reset(2, 1, 256);
+        races.note_at(0, 1, (0, 1), Access::Write, 1);
+        races.end(0, &Bytes).unwrap();
+        races.enter(1);
+        races.open[0].note(0, 1, false, 2);
+        let race = races.end(0, &Bytes).unwrap_err();
+        assert_eq!((race.home, race.agents), (1, (0, 1)));
+        assert_eq!(races.accessed_after_end(), Some((0, Some(1))));
     }
 }

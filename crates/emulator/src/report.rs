@@ -43,6 +43,8 @@ pub struct InstructionCounters {
     pub wavefronts: u64,
     /// The passes that the access width alone demands.
     pub wavefronts_ideal: u64,
+    /// Bytes that bulk and tensor copies move.
+    pub bytes: u64,
 }
 
 impl AddAssign for InstructionCounters {
@@ -54,6 +56,7 @@ impl AddAssign for InstructionCounters {
         self.sectors_ideal += other.sectors_ideal;
         self.wavefronts += other.wavefronts;
         self.wavefronts_ideal += other.wavefronts_ideal;
+        self.bytes += other.bytes;
     }
 }
 
@@ -68,6 +71,7 @@ impl InstructionCounters {
             sectors_ideal: self.sectors_ideal * times,
             wavefronts: self.wavefronts * times,
             wavefronts_ideal: self.wavefronts_ideal * times,
+            bytes: self.bytes * times,
         }
     }
 }
@@ -108,6 +112,7 @@ pub struct Report {
 
 /// Totals under the names that records use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[allow(missing_docs, reason = "the names are those of the interchange format")]
 pub struct Counters {
     pub warp_instructions: u64,
@@ -125,15 +130,16 @@ pub struct Counters {
     pub shared_store_wavefronts_ideal: u64,
     pub shared_store_bank_conflicts: u64,
     pub cp_async_instructions: u64,
-    #[serde(default)]
+    pub bulk_load_requests: u64,
+    pub bulk_load_sectors: u64,
+    pub bulk_load_bytes: u64,
+    pub bulk_store_requests: u64,
+    pub bulk_store_sectors: u64,
+    pub bulk_store_bytes: u64,
     pub ldmatrix_instructions: u64,
-    #[serde(default)]
     pub stmatrix_instructions: u64,
-    #[serde(default)]
     pub mma_instructions: u64,
-    #[serde(default)]
     pub wgmma_instructions: u64,
-    #[serde(default)]
     pub tensor_flops: u64,
 }
 
@@ -150,6 +156,10 @@ pub enum Access {
     SharedStore,
     /// `cp.async`: reads global memory, writes shared memory.
     Copy,
+    /// A bulk or tensor copy to shared memory. These go past the load and store units, and their counters are their own.
+    BulkLoad,
+    /// A bulk or tensor copy, or a reduction, from shared to global memory.
+    BulkStore,
     /// `ldmatrix`: its wavefronts are those of shared loads, its requests are counted apart, as Nsight Compute does.
     MatrixLoad,
     /// `stmatrix`, likewise.
@@ -163,7 +173,13 @@ impl Access {
             || instruction.has(Modifier::SharedCta)
             || instruction.has(Modifier::SharedCluster);
         let other = [Modifier::Param, Modifier::ParamEntry, Modifier::ParamFunc, Modifier::Const, Modifier::Local];
+        let bulk = instruction.has(Modifier::Bulk)
+            || instruction.has(Modifier::Async) && instruction.opcode() != Opcode::CpAsync;
         match instruction.opcode() {
+            Opcode::CpAsync if instruction.has(Modifier::BulkGroup) => Some(Self::BulkStore),
+            Opcode::CpAsync | Opcode::St | Opcode::Red if bulk => {
+                instruction.has(Modifier::CompleteTxBytes).then_some(Self::BulkLoad)
+            }
             Opcode::Ld if shared => Some(Self::SharedLoad),
             Opcode::St | Opcode::Atom | Opcode::Red if shared => Some(Self::SharedStore),
             Opcode::Ld | Opcode::St if other.iter().any(|&space| instruction.has(space)) => None,
@@ -241,6 +257,12 @@ impl AddAssign for Counters {
         self.shared_store_wavefronts_ideal += other.shared_store_wavefronts_ideal;
         self.shared_store_bank_conflicts += other.shared_store_bank_conflicts;
         self.cp_async_instructions += other.cp_async_instructions;
+        self.bulk_load_requests += other.bulk_load_requests;
+        self.bulk_load_sectors += other.bulk_load_sectors;
+        self.bulk_load_bytes += other.bulk_load_bytes;
+        self.bulk_store_requests += other.bulk_store_requests;
+        self.bulk_store_sectors += other.bulk_store_sectors;
+        self.bulk_store_bytes += other.bulk_store_bytes;
         self.ldmatrix_instructions += other.ldmatrix_instructions;
         self.stmatrix_instructions += other.stmatrix_instructions;
         self.mma_instructions += other.mma_instructions;
@@ -295,12 +317,22 @@ impl Counters {
                 self.global_load_requests += counted.requests;
                 self.global_load_sectors += counted.sectors;
             }
+            Some(Access::BulkLoad) => {
+                self.bulk_load_requests += counted.requests;
+                self.bulk_load_sectors += counted.sectors;
+                self.bulk_load_bytes += counted.bytes;
+            }
+            Some(Access::BulkStore) => {
+                self.bulk_store_requests += counted.requests;
+                self.bulk_store_sectors += counted.sectors;
+                self.bulk_store_bytes += counted.bytes;
+            }
             None => {}
         }
     }
 
     /// Each counter with its name.
-    pub const fn named(&self) -> [(&'static str, u64); 20] {
+    pub const fn named(&self) -> [(&'static str, u64); 26] {
         [
             ("warp_instructions", self.warp_instructions),
             ("thread_instructions", self.thread_instructions),
@@ -317,6 +349,12 @@ impl Counters {
             ("shared_store_wavefronts_ideal", self.shared_store_wavefronts_ideal),
             ("shared_store_bank_conflicts", self.shared_store_bank_conflicts),
             ("cp_async_instructions", self.cp_async_instructions),
+            ("bulk_load_requests", self.bulk_load_requests),
+            ("bulk_load_sectors", self.bulk_load_sectors),
+            ("bulk_load_bytes", self.bulk_load_bytes),
+            ("bulk_store_requests", self.bulk_store_requests),
+            ("bulk_store_sectors", self.bulk_store_sectors),
+            ("bulk_store_bytes", self.bulk_store_bytes),
             ("ldmatrix_instructions", self.ldmatrix_instructions),
             ("stmatrix_instructions", self.stmatrix_instructions),
             ("mma_instructions", self.mma_instructions),
@@ -344,6 +382,12 @@ impl Counters {
             shared_store_wavefronts_ideal: scale(self.shared_store_wavefronts_ideal),
             shared_store_bank_conflicts: scale(self.shared_store_bank_conflicts),
             cp_async_instructions: scale(self.cp_async_instructions),
+            bulk_load_requests: scale(self.bulk_load_requests),
+            bulk_load_sectors: scale(self.bulk_load_sectors),
+            bulk_load_bytes: scale(self.bulk_load_bytes),
+            bulk_store_requests: scale(self.bulk_store_requests),
+            bulk_store_sectors: scale(self.bulk_store_sectors),
+            bulk_store_bytes: scale(self.bulk_store_bytes),
             ldmatrix_instructions: scale(self.ldmatrix_instructions),
             stmatrix_instructions: scale(self.stmatrix_instructions),
             mma_instructions: scale(self.mma_instructions),

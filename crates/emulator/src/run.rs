@@ -8,8 +8,10 @@ use ptx::{Kernel, Launch, Special};
 use crate::allocate::Width;
 use crate::cta::Worker;
 use crate::fault::RunError;
+use crate::global_race::GlobalRaces;
 use crate::interpret::Level;
 use crate::lanes::WARP;
+use crate::map;
 use crate::memory::Memory;
 use crate::options::{Options, Policy, Sample};
 use crate::pattern::SECTOR;
@@ -25,6 +27,8 @@ pub(crate) struct Job<'a> {
     pub threads: u32,
     pub shared_bytes: usize,
     pub level: Level,
+    /// When races between CTAs are looked for.
+    pub global_races: Option<GlobalRaces>,
 }
 
 /// Threads a CTA may have on any architecture.
@@ -60,9 +64,7 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
     if launch.grid.contains(&0) {
         return Err(refuse(format!("grid is {:?}; every dimension must be at least 1", launch.grid)));
     }
-    if launch.cluster != [1, 1, 1] {
-        return Err(refuse(format!("cluster is {:?}; clusters are not executable yet", launch.cluster)));
-    }
+    check_cluster(launch, options).map_err(refuse)?;
     let shared_bytes = program.static_shared.saturating_add(launch.dynamic_shared.into());
     let allowed = u64::from(options.sm.limits().shared_opt_in_per_block);
     if shared_bytes > allowed {
@@ -79,16 +81,16 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
     let register_bytes =
         warps * (128 * u64::from(program.narrow) + 256 * u64::from(program.wide) + 4 * u64::from(program.predicates));
     let local_bytes = threads.next_multiple_of(WARP as u64) * program.local_bytes;
-    if register_bytes + local_bytes > MAX_CTA_BYTES {
+    let ctas_at_once = launch.cluster.iter().map(|&n| u64::from(n)).product::<u64>();
+    if (register_bytes + local_bytes).saturating_mul(ctas_at_once) > MAX_CTA_BYTES {
         return Err(refuse(format!(
-            "a CTA takes {register_bytes} bytes of registers and {local_bytes} of local memory; the emulator allows {MAX_CTA_BYTES}"
+            "a CTA takes {register_bytes} bytes of registers and {local_bytes} of local memory, {ctas_at_once} CTAs run together; the emulator allows {MAX_CTA_BYTES}"
         )));
     }
     let total = launch.ctas();
     if let Some(cta) = ctas.iter().find(|&&cta| cta >= total) {
         return Err(refuse(format!("sampled CTA {cta} is not in the grid of {total}")));
     }
-    let count = if options.sample == Sample::Full { total } else { ctas.len() as u64 };
     let job = Job {
         memory,
         launch,
@@ -96,12 +98,21 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
         threads: threads as u32,
         shared_bytes: shared_bytes as usize,
         level: Level::detect(),
+        global_races: options.global_races.then(GlobalRaces::default),
     };
+    let cluster_ctas = job.cluster_ctas() as u64;
+    // CTAs of a cluster run together: a sample holds whole clusters.
+    let mut clusters: Vec<u64> = ctas.iter().map(|&cta| job.cluster_of(cta)).collect();
+    if cluster_ctas > 1 {
+        clusters.sort_unstable();
+        clusters.dedup();
+    }
+    let count = if options.sample == Sample::Full { total / cluster_ctas } else { clusters.len() as u64 };
 
     let next = AtomicU64::new(0);
     let finished = AtomicU64::new(0);
     let stop = AtomicBool::new(false);
-    // The failure in the lowest CTA.
+    // The failure in the lowest cluster.
     let failure: Mutex<Option<(u64, RunError)>> = Mutex::new(None);
     let work = || {
         let mut worker = Worker::new(&job, &program);
@@ -110,16 +121,16 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
             if index >= count || stop.load(Ordering::Relaxed) {
                 return worker;
             }
-            let cta = ctas.get(index as usize).copied().unwrap_or(index);
-            if let Err(error) = worker.run_cta(cta) {
+            let cluster = clusters.get(index as usize).copied().unwrap_or(index);
+            if let Err(error) = worker.run_cluster(cluster) {
                 stop.store(true, Ordering::Relaxed);
                 let mut failure = failure.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                if failure.as_ref().is_none_or(|(lowest, _)| cta < *lowest) {
-                    *failure = Some((cta, error));
+                if failure.as_ref().is_none_or(|(lowest, _)| cluster < *lowest) {
+                    *failure = Some((cluster, error));
                 }
                 return worker;
             }
-            let done = finished.fetch_add(1, Ordering::Relaxed) + 1;
+            let done = finished.fetch_add(cluster_ctas, Ordering::Relaxed) + cluster_ctas;
             if let Some(progress) = options.progress {
                 progress(done);
             }
@@ -139,7 +150,7 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
     if let Some((_, error)) = failure.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
         return Err(error);
     }
-    Ok(collect(kernel, &program, workers, count, total))
+    Ok(collect(kernel, &program, workers, count * cluster_ctas, total))
 }
 
 /// The counters of all workers together.
@@ -175,8 +186,10 @@ fn collect(kernel: &Kernel, program: &Program, workers: Vec<Worker<'_>>, ctas_ru
     let mut traffic = touched.map(|touched| touched.traffic()).unwrap_or_default();
     for (instruction, counted) in kernel.instructions().zip(&ptx) {
         match Access::of(instruction) {
-            Some(Access::GlobalLoad | Access::Copy) => traffic.requested_read += counted.sectors * SECTOR,
-            Some(Access::GlobalStore) => traffic.requested_written += counted.sectors * SECTOR,
+            Some(Access::GlobalLoad | Access::Copy | Access::BulkLoad) => {
+                traffic.requested_read += counted.sectors * SECTOR
+            }
+            Some(Access::GlobalStore | Access::BulkStore) => traffic.requested_written += counted.sectors * SECTOR,
             _ => {}
         }
     }
@@ -197,7 +210,13 @@ fn parameter_memory(launch: &Launch<'_>) -> Result<Vec<u8>, String> {
     }
     let mut memory = vec![0; size as usize];
     for (index, ((param, argument), offset)) in params.iter().zip(&launch.arguments).zip(offsets).enumerate() {
-        let bytes = argument.to_bytes();
+        let bytes = match argument.to_bytes() {
+            Ok(bytes) => bytes,
+            Err(map) => {
+                map.validate().map_err(|error| format!("argument {index} (`{}`): {error}", param.name))?;
+                map::encode(map).to_vec()
+            }
+        };
         if !argument.fits(param) {
             return Err(format!(
                 "argument {index} (`{}`) has {} bytes; the parameter has {}",
@@ -209,6 +228,29 @@ fn parameter_memory(launch: &Launch<'_>) -> Result<Vec<u8>, String> {
         memory[offset as usize..offset as usize + bytes.len()].copy_from_slice(&bytes);
     }
     Ok(memory)
+}
+
+/// Checks a launch's clusters against the grid, the kernel and the architecture (PTX ISA 11.8, CUDA C++ Programming Guide).
+fn check_cluster(launch: &Launch<'_>, options: &Options<'_>) -> Result<(), String> {
+    let (cluster, grid) = (launch.cluster, launch.grid);
+    let ctas: u64 = cluster.iter().map(|&n| u64::from(n)).product();
+    let allowed = options.sm.limits().max_cluster_blocks;
+    if ctas == 0 || ctas > u64::from(allowed) {
+        return Err(format!("cluster {cluster:?} has {ctas} CTAs; {} allows 1 to {allowed}", options.sm));
+    }
+    if (0..3).any(|axis| !grid[axis].is_multiple_of(cluster[axis])) {
+        return Err(format!("grid {grid:?} is not a multiple of the cluster {cluster:?}"));
+    }
+    match launch.kernel.required_cluster.filter(|required| *required != cluster) {
+        Some(required) => Err(format!("cluster is {cluster:?}; the kernel requires {required:?} (.reqnctapercluster)")),
+        None => Ok(()),
+    }
+}
+
+/// The place of a linear index, x fastest.
+fn place(linear: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
+    let (x, y) = (u64::from(x), u64::from(y));
+    [(linear % x) as u32, (linear / x % y) as u32, (linear / x / y) as u32]
 }
 
 impl Job<'_> {
@@ -225,17 +267,37 @@ impl Job<'_> {
         self.options.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed))
     }
 
-    /// Where the policy's sequence starts for a CTA.
-    pub(crate) fn seed(&self, cta: u64) -> u64 {
+    /// Where the policy's sequence starts for a cluster.
+    pub(crate) fn seed(&self, cluster: u64) -> u64 {
         match self.options.policy {
-            Policy::Random(seed) => seed ^ cta.wrapping_mul(0xff51_afd7_ed55_8ccd),
+            Policy::Random(seed) => seed ^ cluster.wrapping_mul(0xff51_afd7_ed55_8ccd),
             _ => 0,
         }
     }
 
-    pub(crate) fn cta_index(&self, linear: u64) -> [u32; 3] {
-        let [x, y, _] = self.launch.grid.map(u64::from);
-        [(linear % x) as u32, (linear / x % y) as u32, (linear / x / y) as u32]
+    /// Warps of a CTA.
+    pub(crate) fn warps(&self) -> usize {
+        self.threads.div_ceil(WARP as u32) as usize
+    }
+
+    /// CTAs of a cluster.
+    pub(crate) fn cluster_ctas(&self) -> usize {
+        self.launch.cluster.iter().product::<u32>() as usize
+    }
+
+    /// The cluster, by linear index, of a CTA.
+    fn cluster_of(&self, cta: u64) -> u64 {
+        let cta = place(cta, self.launch.grid);
+        let [x, y, _] = self.launch.clusters().map(u64::from);
+        let [i, j, k] = std::array::from_fn(|axis| u64::from(cta[axis] / self.launch.cluster[axis]));
+        i + x * (j + y * k)
+    }
+
+    /// The index of the CTA of a rank in a cluster.
+    pub(crate) fn cta_index(&self, cluster: u64, rank: usize) -> [u32; 3] {
+        let cluster = place(cluster, self.launch.clusters());
+        let inside = place(rank as u64, self.launch.cluster);
+        std::array::from_fn(|axis| cluster[axis] * self.launch.cluster[axis] + inside[axis])
     }
 
     /// The instruction as text and its source place; the end of the code for a position past the last.
@@ -256,7 +318,7 @@ impl Job<'_> {
     }
 
     /// Puts a warp at the start of the kernel with its constants and special registers.
-    pub(crate) fn start_warp(&self, program: &Program, warp: &mut Warp, cta: [u32; 3]) {
+    pub(crate) fn start_warp(&self, program: &Program, warp: &mut Warp, cta: [u32; 3], rank: u32) {
         let first = warp.index as u32 * WARP as u32;
         let threads = (self.threads - first).min(WARP as u32);
         warp.reset(u32::MAX >> (WARP as u32 - threads));
@@ -270,7 +332,7 @@ impl Job<'_> {
             }
         }
         for &(place, width, special) in &program.specials {
-            let values: [u64; WARP] = std::array::from_fn(|lane| self.special(special, first, lane as u32, cta));
+            let values: [u64; WARP] = std::array::from_fn(|lane| self.special(special, first + lane as u32, cta, rank));
             match width {
                 Width::Wide => warp.wide[place as usize].0 = values,
                 _ => warp.narrow[place as usize].0 = values.map(|value| value as u32),
@@ -278,11 +340,11 @@ impl Job<'_> {
         }
     }
 
-    fn special(&self, special: Special, first: u32, lane: u32, cta: [u32; 3]) -> u64 {
+    fn special(&self, special: Special, thread: u32, cta: [u32; 3], rank: u32) -> u64 {
         use Special::*;
         let [x, y, z] = self.launch.block;
-        let grid = self.launch.grid;
-        let thread = first + lane;
+        let (grid, cluster) = (self.launch.grid, self.launch.cluster);
+        let lane = thread % WARP as u32;
         let value = match special {
             TidX => thread % x,
             TidY => thread / x % y,
@@ -290,17 +352,31 @@ impl Job<'_> {
             NtidX => x,
             NtidY => y,
             NtidZ => z,
+            CtaidX => cta[0],
+            CtaidY => cta[1],
+            CtaidZ => cta[2],
+            NctaidX => grid[0],
+            NctaidY => grid[1],
+            NctaidZ => grid[2],
             // Without clusters each CTA is a cluster of its own.
-            CtaidX | ClusteridX => cta[0],
-            CtaidY | ClusteridY => cta[1],
-            CtaidZ | ClusteridZ => cta[2],
-            NctaidX | NclusteridX => grid[0],
-            NctaidY | NclusteridY => grid[1],
-            NctaidZ | NclusteridZ => grid[2],
-            ClusterNctaidX | ClusterNctaidY | ClusterNctaidZ | ClusterNctarank | Nsmid => 1,
-            ClusterCtaidX | ClusterCtaidY | ClusterCtaidZ | ClusterCtarank | Smid => 0,
+            ClusteridX => cta[0] / cluster[0],
+            ClusteridY => cta[1] / cluster[1],
+            ClusteridZ => cta[2] / cluster[2],
+            NclusteridX => grid[0] / cluster[0],
+            NclusteridY => grid[1] / cluster[1],
+            NclusteridZ => grid[2] / cluster[2],
+            ClusterCtaidX => cta[0] % cluster[0],
+            ClusterCtaidY => cta[1] % cluster[1],
+            ClusterCtaidZ => cta[2] % cluster[2],
+            ClusterNctaidX => cluster[0],
+            ClusterNctaidY => cluster[1],
+            ClusterNctaidZ => cluster[2],
+            ClusterCtarank => rank,
+            ClusterNctarank => cluster.iter().product(),
+            Nsmid => 1,
+            Smid => 0,
             Laneid => lane,
-            Warpid => first / WARP as u32,
+            Warpid => thread / WARP as u32,
             Nwarpid => self.threads.div_ceil(WARP as u32),
             LanemaskEq => 1 << lane,
             LanemaskLt => (1 << lane) - 1,

@@ -324,8 +324,12 @@ fn cvta(instruction: &Instruction) -> Option<Function> {
     use crate::program::{LOCAL_WINDOW, SHARED_WINDOW};
     let to = instruction.has(Modifier::To);
     Some(match () {
-        () if instruction.has(Modifier::Global) => |a, _, _, _| a,
-        () if instruction.has(Modifier::Shared) || instruction.has(Modifier::SharedCta) => {
+        // A parameter's address as a value is generic already.
+        () if instruction.has(Modifier::Global) || instruction.has(Modifier::Param) => |a, _, _, _| a,
+        () if [Modifier::Shared, Modifier::SharedCta, Modifier::SharedCluster]
+            .into_iter()
+            .any(|m| instruction.has(m)) =>
+        {
             if to {
                 |a, _, _, _| a.wrapping_sub(SHARED_WINDOW)
             } else {

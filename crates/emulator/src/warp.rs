@@ -1,6 +1,10 @@
 //! A warp's state: registers, and which lanes stand where.
 
+use std::collections::BTreeMap;
+
+use crate::copy::BulkGroups;
 use crate::lanes::{ALL, Lanes, WARP, Wide};
+use crate::race::Clock;
 use crate::tensor::WgmmaState;
 
 /// Lanes that wait at one position while others run.
@@ -18,9 +22,19 @@ pub(crate) enum State {
     Ready,
     /// At a barrier, by its id.
     Waiting(u32),
+    Parked(Wait),
     /// At a `wgmma`, for the other warps of the warpgroup.
     Gathering,
     Done,
+}
+
+/// What a parked warp waits for; it then executes its instruction again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// The mbarrier at an address of shared memory has completed this phase.
+    Phase { address: u32, phase: u64 },
+    /// The cluster's barrier has completed this often.
+    Cluster { generation: u64 },
 }
 
 /// One `cp.async` that has not completed.
@@ -53,6 +67,17 @@ pub(crate) struct Warp {
     pub state: State,
     /// Copies by group, the oldest first; the last is the one being filled.
     pub copies: Vec<Vec<PendingCopy>>,
+    /// Bulk copies by the lane that issued them.
+    pub bulk: BTreeMap<u32, BulkGroups>,
+    /// What a relaxed operation releases: what was before the last fence. And what relaxed operations have read, for the next.
+    pub fenced: Clock,
+    pub observed: Clock,
+    /// Waits that found their phase not complete, one after the other.
+    pub failed_waits: u32,
+    /// Whether the next wait that fails says so instead of parking the warp.
+    pub timed_out: bool,
+    /// The phase of the cluster barrier it has arrived at and not waited for.
+    pub cluster_arrived: Option<u64>,
     pub wgmma: WgmmaState,
 }
 
@@ -74,6 +99,12 @@ impl Warp {
             turns: 0,
             state: State::Ready,
             copies: vec![Vec::new()],
+            bulk: BTreeMap::new(),
+            fenced: Clock::default(),
+            observed: Clock::default(),
+            failed_waits: 0,
+            timed_out: false,
+            cluster_arrived: None,
             wgmma: WgmmaState::default(),
         }
     }
@@ -92,6 +123,30 @@ impl Warp {
         self.state = State::Ready;
         self.copies.clear();
         self.copies.push(Vec::new());
+        self.bulk.clear();
+        self.fenced.clear();
+        self.observed.clear();
+        self.failed_waits = 0;
+        self.timed_out = false;
+        self.cluster_arrived = None;
+    }
+
+    /// The running lanes wait in a loop: lanes that stand elsewhere go on, if there are any that have not waited too.
+    #[cold]
+    pub(crate) fn rotate(&mut self) -> bool {
+        let ready = self.groups.iter().filter(|group| !group.parked).count() as u32;
+        self.failed_waits += 1;
+        if self.failed_waits > ready {
+            return false;
+        }
+        let (pc, active) = (self.pc, self.active);
+        // The others first: this group is put back only then.
+        if !self.choose() {
+            return false;
+        }
+        self.suspend(pc, active, false);
+        self.look_ahead();
+        true
     }
 
     /// Sends the lanes of `taken` to `target`, the other active ones to the next position.

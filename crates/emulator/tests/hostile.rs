@@ -41,6 +41,7 @@ const KERNEL: &str = r"
     bar.sync 0;
     xor.b32 %r8, %r5, 128;
     ld.shared.b32 %r9, [%r8];
+    bar.sync 0;
     shfl.sync.bfly.b32 %r10|%p1, %r9, 1, 31, -1;
     vote.sync.ballot.b32 %r11, %p1, -1;
     cvt.rn.f16.f32 %h0, %r10;

@@ -83,6 +83,7 @@ impl LaunchEvidence {
                 sectors_ideal: scaled(counted.sectors_ideal),
                 wavefronts: scaled(counted.wavefronts),
                 wavefronts_ideal: scaled(counted.wavefronts_ideal),
+                bytes: scaled(counted.bytes),
             };
             (instruction, counted)
         })

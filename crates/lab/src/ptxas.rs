@@ -199,20 +199,25 @@ pub fn disassemble(kernel: &Kernel, assembled: &Assembled) -> Result<Sass, ToolE
     let mut command = Command::new(Tool::Nvdisasm.find()?);
     command.args(["-g", "-c"]).arg(&cubin);
     let text = run(Tool::Nvdisasm, kernel, &mut command, folder.path())?;
-    Sass::parse(&text).map_err(|what| ToolError::Output { tool: "nvdisasm", kernel: assembled.kernel.clone(), what })
+    Sass::parse(&text, kernel).map_err(|what| ToolError::Output {
+        tool: "nvdisasm",
+        kernel: assembled.kernel.clone(),
+        what,
+    })
 }
 
 /// The kernel with the position of each instruction, counted from 1, as its source line.
 fn by_position(kernel: &Kernel) -> Kernel {
     let mut kernel = Kernel { files: vec!["kernel.ptx".into()], locations: Vec::new(), ..kernel.clone() };
-    for statement in &mut kernel.body {
+    let mut locations = Vec::new();
+    for statement in kernel.statements_mut() {
         if let Statement::Instruction(instruction) = statement {
-            let position = kernel.locations.len() as u32;
-            kernel.locations.push(Location { file: 0, line: position + 1, column: 0, inlined_at: None });
+            let position = locations.len() as u32;
+            locations.push(Location { file: 0, line: position + 1, column: 0, inlined_at: None });
             instruction.location = Some(LocationId(position));
         }
     }
-    kernel
+    Kernel { locations, ..kernel }
 }
 
 /// Runs a tool to its end, and returns what it printed on both streams.

@@ -385,23 +385,7 @@ impl KernelBuilder {
     /// An empty kernel.
     pub fn new(name: impl Into<String>, target: Target) -> Self {
         let (major, minor) = target.min_ptx_version();
-        let kernel = Kernel {
-            name: name.into(),
-            target,
-            version: Version { major, minor },
-            params: Vec::new(),
-            required_block: None,
-            max_block: None,
-            min_ctas_per_sm: None,
-            max_registers: None,
-            required_cluster: None,
-            banks: Vec::new(),
-            variables: Vec::new(),
-            labels: Vec::new(),
-            files: Vec::new(),
-            locations: Vec::new(),
-            body: Vec::new(),
-        };
+        let kernel = Kernel::new(name, target, Version { major, minor });
         Self { kernel, counts: [0; BANKS.len()], guard: None, caller: None, locations: HashMap::new(), error: None }
     }
 
@@ -451,7 +435,7 @@ impl KernelBuilder {
         let mut names = vec![None; self.kernel.labels.len()];
         let placed = self.kernel.body.iter().filter_map(|statement| match statement {
             Statement::Label(label) => Some(*label),
-            Statement::Instruction(_) => None,
+            _ => None,
         });
         let mut count = 0;
         for label in placed.chain((0..names.len() as u32).map(Label)) {
@@ -465,6 +449,7 @@ impl KernelBuilder {
             match statement {
                 Statement::Label(label) => *label = rename(*label),
                 Statement::Instruction(instruction) => instruction.retarget(rename),
+                Statement::Pragma(_) => {}
             }
         }
     }

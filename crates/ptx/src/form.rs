@@ -29,7 +29,9 @@
 //! | `m` | a memory operand |
 //! | `t` | an element of a tensor: the address of its map, and coordinates |
 //! | `_` | nothing: the place of a result that this form does not have |
-//! | `l` | a label |
+//! | `l`, `ll` | a label; labels |
+//! | `f` | a function |
+//! | `d()`, `a()` | what a call gets back; what it hands over |
 //! | `i` | an integer constant |
 //!
 //! A trailing `?` makes the operand optional. `sm` and `ptx` at the end of a row say what the form needs, `on` the targets that
@@ -117,6 +119,12 @@ pub enum Kind {
     Sink,
     /// A branch target.
     Label,
+    /// Branch targets.
+    Labels,
+    /// A function.
+    Function,
+    /// Values in parentheses; none of them where nothing stands.
+    Arguments,
     /// An integer constant.
     Integer,
 }
@@ -347,6 +355,9 @@ fn slot(token: &'static str) -> Slot {
         "t" => Kind::Tensor,
         "_" => Kind::Sink,
         "l" => Kind::Label,
+        "ll" => Kind::Labels,
+        "f" => Kind::Function,
+        "d()" | "a()" => Kind::Arguments,
         "i" => Kind::Integer,
         other => typed(other).unwrap_or_else(|| unreachable!("the table has an operand `{other}` that means nothing")),
     };
@@ -626,6 +637,9 @@ forms! {
         "rn|rz relu? tf32 f32" => "d a2" sm 90 ptx 7 . 8;
         "rn|rz relu? satfinite tf32 f32" => "d a2" sm 100 ptx 8 . 6;
         "f32 bf16" => "d a2" sm 80 ptx 7 . 1;
+        "bf16 f16" => "d a2" sm 90 ptx 7 . 8;
+        "rn relu? bf16x2 e4m3x2|e5m2x2" => "d a2" sm 100 on "sm_100a sm_103a" ptx 9 . 1;
+        "rn satfinite relu? e4m3x2|e5m2x2 bf16x2" => "d a2" sm 100 on "sm_100a sm_103a" ptx 9 . 1;
         "f64 bf16" => "d a2" sm 90 ptx 7 . 8;
         "$irnd $int bf16" => "d a2" sm 90 ptx 7 . 8;
         "$rnd bf16 $int" => "d a2" sm 90 ptx 7 . 8;
@@ -1106,8 +1120,63 @@ forms! {
         "cp_fenceproxy global shared::cta tensormap::generic release $scopes sync aligned" => "m m i" sm 90 ptx 8 . 3;
     }
 
+    // The tensor core of sm_100 and its memory (9.7.16).
+    Tcgen05 "tcgen05" {
+        "alloc cta_group::1|cta_group::2 sync aligned shared::cta? b32" => "m a:u32" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "dealloc cta_group::1|cta_group::2 sync aligned b32" => "a a:u32" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "relinquish_alloc_permit cta_group::1|cta_group::2 sync aligned" => "" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "ld sync aligned 16x64b|32x32b x1|x2|x4|x8|x16|x32|x64|x128 pack::16b? b32" => "d*x:b32 m" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "st sync aligned 16x64b|32x32b x1|x2|x4|x8|x16|x32|x64|x128 unpack::16b? b32" => "m a*x:b32" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "ld sync aligned 16x128b x1|x2|x4|x8|x16|x32|x64 pack::16b? b32" => "d*2x:b32 m" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "st sync aligned 16x128b x1|x2|x4|x8|x16|x32|x64 unpack::16b? b32" => "m a*2x:b32" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "ld sync aligned 16x256b x1|x2|x4|x8|x16|x32 pack::16b? b32" => "d*4x:b32 m" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "st sync aligned 16x256b x1|x2|x4|x8|x16|x32 unpack::16b? b32" => "m a*4x:b32" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "ld sync aligned 16x32bx2 x1|x2|x4|x8|x16|x32|x64|x128 pack::16b? b32" => "d*x:b32 m i" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "st sync aligned 16x32bx2 x1|x2|x4|x8|x16|x32|x64|x128 unpack::16b? b32" => "m i a*x:b32" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "wait::ld|wait::st sync aligned" => "" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "cp cta_group::1|cta_group::2 128x256b|4x256b|128x128b" => "m a:b64" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "cp cta_group::1|cta_group::2 128x256b|4x256b|128x128b b8x16 b6x16_p32|b4x16_p64" => "m a:b64" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "cp cta_group::1|cta_group::2 64x128b warpx2::02_13|warpx2::01_23" => "m a:b64" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "cp cta_group::1|cta_group::2 64x128b warpx2::02_13|warpx2::01_23 b8x16 b6x16_p32|b4x16_p64" => "m a:b64" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "cp cta_group::1|cta_group::2 32x128b warpx4" => "m a:b64" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "cp cta_group::1|cta_group::2 32x128b warpx4 b8x16 b6x16_p32|b4x16_p64" => "m a:b64" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "shift cta_group::1|cta_group::2 down" => "m" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "commit cta_group::1|cta_group::2 mbarrier::arrive::one shared::cluster? b64" => "m" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "commit cta_group::1|cta_group::2 mbarrier::arrive::one shared::cluster? multicast::cluster b64" => "m a:u16" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "fence::before_thread_sync|fence::after_thread_sync" => "" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "mma cta_group::1|cta_group::2 kind::f16|kind::tf32|kind::f8f6f4|kind::i8 collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m a:b64 a:b64 a:b32 c" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "mma cta_group::1 kind::f16|kind::tf32|kind::f8f6f4|kind::i8 collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m a:b64 a:b64 a:b32 a*4:b32 c" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "mma cta_group::2 kind::f16|kind::tf32|kind::f8f6f4|kind::i8 collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m a:b64 a:b64 a:b32 a*8:b32 c" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "mma cta_group::1|cta_group::2 kind::f16|kind::tf32 collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m a:b64 a:b64 a:b32 c i" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "mma cta_group::1|cta_group::2 kind::mxf8f6f4 block_scale scale_vec::1X? collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m a:b64 a:b64 a:b32 m m c" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "mma cta_group::1|cta_group::2 kind::mxf4 block_scale scale_vec::2X? collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m a:b64 a:b64 a:b32 m m c" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "mma cta_group::1|cta_group::2 kind::mxf8f6f4|kind::mxf4 block_scale block32 collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m a:b64 a:b64 a:b32 m m c" sm 100 on "sm_100a sm_103a" ptx 8 . 8;
+        "mma cta_group::1|cta_group::2 kind::mxf4nvf4 block_scale scale_vec::2X|scale_vec::4X collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m a:b64 a:b64 a:b32 m m c" sm 100 on "sm_100a sm_103a" ptx 8 . 7;
+        "mma cta_group::1|cta_group::2 kind::mxf4nvf4 block_scale block16|block32 collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m a:b64 a:b64 a:b32 m m c" sm 100 on "sm_100a sm_103a" ptx 8 . 8;
+        "mma ws cta_group::1 kind::f16|kind::tf32|kind::f8f6f4|kind::i8" => "m a:b64 a:b64 a:b32 c a:b64?" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "mma cta_group::1|cta_group::2 kind::f16|kind::tf32|kind::f8f6f4|kind::i8 ashift? collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m m a:b64 a:b32 c" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "mma cta_group::1 kind::f16|kind::tf32|kind::f8f6f4|kind::i8 ashift? collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m m a:b64 a:b32 a*4:b32 c" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "mma cta_group::2 kind::f16|kind::tf32|kind::f8f6f4|kind::i8 ashift? collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m m a:b64 a:b32 a*8:b32 c" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "mma cta_group::1|cta_group::2 kind::f16|kind::tf32 ashift? collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m m a:b64 a:b32 c i" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "mma cta_group::1|cta_group::2 kind::mxf8f6f4 block_scale scale_vec::1X? collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m m a:b64 a:b32 m m c" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "mma cta_group::1|cta_group::2 kind::mxf4 block_scale scale_vec::2X? collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m m a:b64 a:b32 m m c" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+        "mma cta_group::1|cta_group::2 kind::mxf8f6f4|kind::mxf4 block_scale block32 collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m m a:b64 a:b32 m m c" sm 100 on "sm_100a sm_103a" ptx 8 . 8;
+        "mma cta_group::1|cta_group::2 kind::mxf4nvf4 block_scale scale_vec::2X|scale_vec::4X collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m m a:b64 a:b32 m m c" sm 100 on "sm_100a sm_103a" ptx 8 . 7;
+        "mma cta_group::1|cta_group::2 kind::mxf4nvf4 block_scale block16|block32 collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?" => "m m a:b64 a:b32 m m c" sm 100 on "sm_100a sm_103a" ptx 8 . 8;
+        "mma ws cta_group::1 kind::f16|kind::tf32|kind::f8f6f4|kind::i8" => "m m a:b64 a:b32 c a:b64?" sm 100 on "sm_100a sm_103a" ptx 8 . 6;
+    }
+    Clusterlaunchcontrol "clusterlaunchcontrol" {
+        "try_cancel async shared::cta? mbarrier::complete_tx::bytes b128" => "m m" sm 100 ptx 8 . 6;
+        "try_cancel async shared::cta? mbarrier::complete_tx::bytes multicast::cluster::all b128" => "m m" sm 100 on "sm_100a sm_103a sm_120a sm_121a" ptx 8 . 6;
+        "query_cancel is_canceled pred b128" => "p a2" sm 100 ptx 8 . 6;
+        "query_cancel get_first_ctaid::x|get_first_ctaid::y|get_first_ctaid::z b32 b128" => "d a2" sm 100 ptx 8 . 6;
+        "query_cancel get_first_ctaid v4 b32 b128" => "dv a2" sm 100 ptx 8 . 6;
+    }
+
     // Control flow (9.7.12).
     Bra "bra" { "uni?" => "l"; }
+    Brx "brx" { "idx uni?" => "a:u32 ll" sm 50 ptx 6 . 0; }
+    Call "call" { "uni?" => "d() f a()"; }
     Ret "ret" { "uni?" => ""; }
     Exit "exit" { "" => ""; }
     Trap "trap" { "" => ""; }

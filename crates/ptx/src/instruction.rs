@@ -210,10 +210,27 @@ impl Instruction {
         }
     }
 
+    /// The labels a branch may go to.
+    pub fn targets(&self) -> &[crate::Label] {
+        self.operands
+            .iter()
+            .find_map(|operand| match operand {
+                Operand::Label(label) => Some(std::slice::from_ref(label)),
+                Operand::Labels(labels) => Some(labels.as_slice()),
+                _ => None,
+            })
+            .unwrap_or_default()
+    }
+
     /// The label a branch goes to.
     pub fn target(&self) -> Option<crate::Label> {
+        self.targets().first().copied()
+    }
+
+    /// The function a call goes to.
+    pub fn callee(&self) -> Option<crate::FunctionId> {
         self.operands.iter().find_map(|operand| match operand {
-            Operand::Label(label) => Some(*label),
+            Operand::Function(function) => Some(*function),
             _ => None,
         })
     }
@@ -221,15 +238,17 @@ impl Instruction {
     /// Renames the label a branch goes to.
     pub(crate) fn retarget(&mut self, rename: impl Fn(crate::Label) -> crate::Label) {
         for operand in &mut self.operands {
-            if let Operand::Label(label) = operand {
-                *label = rename(*label);
+            match operand {
+                Operand::Label(label) => *label = rename(*label),
+                Operand::Labels(labels) => labels.iter_mut().for_each(|label| *label = rename(*label)),
+                _ => {}
             }
         }
     }
 
-    /// Whether lanes that execute this instruction do not go on to the next one.
+    /// Whether lanes that execute this instruction do not go on to the next one, or not at once.
     pub fn ends_block(&self) -> bool {
-        matches!(self.opcode(), Opcode::Bra | Opcode::Ret | Opcode::Exit | Opcode::Trap)
+        matches!(self.opcode(), Opcode::Bra | Opcode::Brx | Opcode::Call | Opcode::Ret | Opcode::Exit | Opcode::Trap)
     }
 }
 
@@ -246,6 +265,9 @@ fn describe(operand: &Operand) -> &'static str {
         Operand::Tensor(..) => "an element of a tensor",
         Operand::Vector(_) => "a vector",
         Operand::Label(_) => "a label",
+        Operand::Labels(_) => "labels",
+        Operand::Function(_) => "a function",
+        Operand::Arguments(_) => "a list of arguments",
         Operand::Sink => "`_`",
     }
 }
@@ -384,6 +406,13 @@ fn fits(slot: Slot, operand: &Operand, modifiers: &[Modifier]) -> Result<(), &'s
         ),
         Kind::Sink => (matches!(operand, Operand::Sink), "`_`"),
         Kind::Label => (matches!(operand, Operand::Label(_)), "a label"),
+        Kind::Labels => (matches!(operand, Operand::Labels(_)), "labels"),
+        Kind::Function => (matches!(operand, Operand::Function(_)), "a function"),
+        Kind::Arguments => (
+            matches!(operand, Operand::Arguments(values) if values.iter().all(|value| scalar(value)
+                || matches!(value, Operand::VariableAddress(_, 0)))),
+            "registers, constants or variables in parameter space, in parentheses",
+        ),
         Kind::Integer => (matches!(operand, Operand::Integer(_)), "an integer constant"),
     };
     if fine { Ok(()) } else { Err(expected) }

@@ -1,11 +1,13 @@
 //! A kernel as a value: declarations and a body.
 
 use std::fmt;
+use std::ops::Range;
 
 use thiserror::Error;
 
 use crate::{
-    Base, Instruction, InstructionError, Kind, Label, LocationId, Operand, Parameter, Register, Type, Variable,
+    Base, FunctionId, Instruction, InstructionError, Kind, Label, LocationId, Operand, Parameter, Register, Type,
+    Variable,
 };
 
 /// A version of the PTX language, as in `.version 8.7`.
@@ -146,6 +148,36 @@ pub enum Statement {
     Label(Label),
     /// Something to execute.
     Instruction(Instruction),
+    /// `.pragma "nounroll";`: advice to the assembler at this position.
+    Pragma(String),
+}
+
+/// What a function takes or gives back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Formal {
+    /// In a register: the only one of its bank.
+    Register(Register),
+    /// In parameter space.
+    Variable(Variable),
+}
+
+/// A function that a kernel calls (PTX ISA, section 7). Its registers, variables and labels are in the kernel's lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// Its name.
+    pub name: String,
+    /// What it gives back.
+    pub results: Vec<Formal>,
+    /// What it takes.
+    pub params: Vec<Formal>,
+    /// Declared with `.noreturn`.
+    pub no_return: bool,
+    /// The banks of [`Kernel::banks`] that are declared in it.
+    pub banks: Range<u32>,
+    /// The variables of [`Kernel::variables`] that are declared in it; those of the module among them are not.
+    pub variables: Range<u32>,
+    /// The code; `None` for a function of another module, or of the driver.
+    pub body: Option<Vec<Statement>>,
 }
 
 /// A kernel: what the driver compiles, the emulator executes and the lab reads.
@@ -172,6 +204,14 @@ pub struct Kernel {
     pub max_registers: Option<u32>,
     /// `.reqnctapercluster`: the cluster it must be launched with.
     pub required_cluster: Option<[u32; 3]>,
+    /// `.explicitcluster`: it must be launched with clusters.
+    pub explicit_cluster: bool,
+    /// `.maxclusterrank`: the most CTAs its clusters may have.
+    pub max_cluster_rank: Option<u32>,
+    /// `.blocksareclusters`: the grid of a launch counts clusters.
+    pub blocks_are_clusters: bool,
+    /// Advice to the assembler about all of it.
+    pub pragmas: Vec<String>,
     /// Declared registers.
     pub banks: Vec<Bank>,
     /// Variables in shared, global, constant and local memory.
@@ -184,6 +224,8 @@ pub struct Kernel {
     pub locations: Vec<Location>,
     /// The code.
     pub body: Vec<Statement>,
+    /// The functions it calls, and those that these call.
+    pub functions: Vec<Function>,
 }
 
 /// What is wrong with a kernel as a whole.
@@ -202,6 +244,12 @@ pub enum KernelError {
     DanglingName { instruction: String, what: &'static str },
     #[error("label `{label}` stands {times} times in the body; a label stands exactly once")]
     LabelPlaced { label: String, times: usize },
+    #[error(
+        "`{instruction}` hands over {arguments} value(s) and takes {results}; `{function}` has {parameters} parameter(s) and {returned} result(s)"
+    )]
+    Call { instruction: String, function: String, arguments: usize, results: usize, parameters: usize, returned: usize },
+    #[error("`{name}` does not end in an instruction that leaves it, as code before or behind functions must")]
+    Unended { name: String },
     #[error("`{instruction}` needs sm_{min_sm} or later, the kernel is for {target}")]
     Architecture { instruction: String, min_sm: u32, target: String },
     #[error("`{instruction}` is a form of {} alone, the kernel is for {target}", list(.allowed))]
@@ -210,17 +258,93 @@ pub enum KernelError {
     LanguageVersion { instruction: String, needed: Version, found: Version },
 }
 
+/// Whether code may run off its end.
+pub(crate) fn goes_on(body: &[Statement]) -> bool {
+    match body.iter().rfind(|statement| !matches!(statement, Statement::Pragma(_))) {
+        Some(Statement::Instruction(last)) => {
+            !last.ends_block() || last.guard.is_some() || last.opcode() == crate::Opcode::Call
+        }
+        _ => true,
+    }
+}
+
 fn list(targets: &[arch::Target]) -> String {
     targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 impl Kernel {
-    /// The instructions in order, labels left out. Their positions here are what counters and analyses index by.
+    /// A kernel without anything in it.
+    pub fn new(name: impl Into<String>, target: arch::Target, version: Version) -> Self {
+        Self {
+            name: name.into(),
+            target,
+            version,
+            params: Vec::new(),
+            required_block: None,
+            max_block: None,
+            min_ctas_per_sm: None,
+            max_registers: None,
+            required_cluster: None,
+            explicit_cluster: false,
+            max_cluster_rank: None,
+            blocks_are_clusters: false,
+            pragmas: Vec::new(),
+            banks: Vec::new(),
+            variables: Vec::new(),
+            labels: Vec::new(),
+            files: Vec::new(),
+            locations: Vec::new(),
+            body: Vec::new(),
+            functions: Vec::new(),
+        }
+    }
+
+    /// The instructions in order, labels left out: the kernel's own, then those of each function. Their positions here are what
+    /// counters and analyses index by.
     pub fn instructions(&self) -> impl Iterator<Item = &Instruction> {
-        self.body.iter().filter_map(|statement| match statement {
+        self.statements().filter_map(|statement| match statement {
             Statement::Instruction(instruction) => Some(instruction),
-            Statement::Label(_) => None,
+            _ => None,
         })
+    }
+
+    /// The statements of the kernel, then of each function.
+    pub fn statements(&self) -> impl Iterator<Item = &Statement> {
+        self.bodies().flatten()
+    }
+
+    /// As [`Kernel::statements`], to be changed.
+    pub fn statements_mut(&mut self) -> impl Iterator<Item = &mut Statement> {
+        self.body.iter_mut().chain(self.functions.iter_mut().filter_map(|function| function.body.as_mut()).flatten())
+    }
+
+    /// The code of the kernel, then of each function that has any.
+    pub(crate) fn bodies(&self) -> impl Iterator<Item = &Vec<Statement>> {
+        std::iter::once(&self.body).chain(self.functions.iter().filter_map(|function| function.body.as_ref()))
+    }
+
+    /// The bytes a load is said to need, one bit each, for each position that says so: `.pragma "used_bytes_mask 0xF"` before a
+    /// load keeps the assembler from making it another (PTX ISA, section 11.3).
+    pub fn used_bytes(&self) -> Vec<(usize, u32)> {
+        let mut position = 0;
+        let mut found = Vec::new();
+        for statement in self.statements() {
+            match statement {
+                Statement::Instruction(_) => position += 1,
+                Statement::Pragma(text) => {
+                    let mask = text.strip_prefix("used_bytes_mask").and_then(|mask| {
+                        let mask = mask.trim();
+                        match mask.strip_prefix("0x") {
+                            Some(digits) => u32::from_str_radix(digits, 16).ok(),
+                            None => mask.parse().ok(),
+                        }
+                    });
+                    found.extend(mask.map(|mask| (position, mask)));
+                }
+                Statement::Label(_) => {}
+            }
+        }
+        found
     }
 
     /// The name of a register, as `%r17`; `None` if it was not declared.
@@ -269,23 +393,68 @@ impl Kernel {
     /// The first thing found wrong.
     pub fn validate(&self) -> Result<(), KernelError> {
         let mut placed = vec![0usize; self.labels.len()];
-        for statement in &self.body {
+        for statement in self.statements() {
             match statement {
                 Statement::Label(label) => match placed.get_mut(label.0 as usize) {
                     Some(times) => *times += 1,
                     None => return Err(KernelError::DanglingName { instruction: "a label".into(), what: "label" }),
                 },
                 Statement::Instruction(instruction) => self.validate_instruction(instruction)?,
+                Statement::Pragma(_) => {}
             }
         }
+        self.validate_functions()?;
         let mut wanted = vec![false; self.labels.len()];
-        for label in self.instructions().filter_map(Instruction::target) {
+        for label in self.instructions().flat_map(Instruction::targets) {
             wanted[label.0 as usize] = true;
         }
         match placed.iter().enumerate().find(|&(label, &times)| times > 1 || (times == 0 && wanted[label])) {
             Some((label, &times)) => Err(KernelError::LabelPlaced { label: self.labels[label].clone(), times }),
             None => Ok(()),
         }
+    }
+
+    fn validate_functions(&self) -> Result<(), KernelError> {
+        if self.functions.is_empty() {
+            return Ok(());
+        }
+        let names =
+            std::iter::once(&self.name).chain(self.functions.iter().filter(|f| f.body.is_some()).map(|f| &f.name));
+        if let Some((_, name)) = self.bodies().zip(names).find(|(body, _)| goes_on(body)) {
+            return Err(KernelError::Unended { name: name.clone() });
+        }
+        let known = |formal: &Formal| match formal {
+            Formal::Register(register) => self.register_type(*register).is_some(),
+            Formal::Variable(variable) => (variable.0 as usize) < self.variables.len(),
+        };
+        match self.functions.iter().find(|f| !f.results.iter().chain(&f.params).all(known)) {
+            Some(function) => {
+                Err(KernelError::DanglingName { instruction: function.name.clone(), what: "register or variable" })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn validate_call(&self, instruction: &Instruction, function: FunctionId) -> Result<(), KernelError> {
+        let dangling =
+            || KernelError::DanglingName { instruction: instruction.opcode().name().to_owned(), what: "function" };
+        let function = self.functions.get(function.0 as usize).ok_or_else(dangling)?;
+        let count = |operand: usize| match instruction.operands().get(operand) {
+            Some(Operand::Arguments(values)) => values.len(),
+            _ => 0,
+        };
+        let (results, arguments) = (count(0), count(2));
+        if (results, arguments) == (function.results.len(), function.params.len()) {
+            return Ok(());
+        }
+        Err(KernelError::Call {
+            instruction: self.instruction_text(instruction),
+            function: function.name.clone(),
+            arguments,
+            results,
+            parameters: function.params.len(),
+            returned: function.results.len(),
+        })
     }
 
     fn validate_instruction(&self, instruction: &Instruction) -> Result<(), KernelError> {
@@ -406,6 +575,17 @@ impl Kernel {
         let variable = |variable: Variable| (variable.0 as usize) < self.variables.len();
         let parameter = |parameter: Parameter| (parameter.0 as usize) < self.params.len();
         let (known, what) = match operand {
+            Operand::Function(function) => return self.validate_call(instruction, *function),
+            Operand::Arguments(values) => {
+                for value in values {
+                    self.validate_names(instruction, value)?;
+                    if let Operand::Register(register) = value {
+                        self.declared(instruction, *register)?;
+                    }
+                }
+                (true, "")
+            }
+            Operand::Labels(labels) => (labels.iter().all(|label| (label.0 as usize) < self.labels.len()), "label"),
             Operand::Label(label) => ((label.0 as usize) < self.labels.len(), "label"),
             Operand::VariableAddress(v, _) => (variable(*v), "variable"),
             Operand::ParameterAddress(p, _) => (parameter(*p), "parameter"),

@@ -1,6 +1,6 @@
 //! A kernel with all a back end needs to run it.
 
-use crate::{Kernel, ParameterDecl};
+use crate::{Kernel, ParameterDecl, TensorMap};
 
 /// One kernel argument by value.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,24 +19,35 @@ pub enum Argument {
     F32(f32),
     /// Bytes for a structure parameter.
     Bytes(Vec<u8>),
+    /// A tensor map, for a parameter of 128 bytes at a multiple of 64. Each back end makes its own object of it.
+    TensorMap(Box<TensorMap>),
 }
 
 impl Argument {
     /// The bytes as they lie in parameter memory (little endian).
-    pub fn to_bytes(&self) -> Vec<u8> {
-        match self {
+    ///
+    /// # Errors
+    /// A tensor map, whose bytes are the back end's own.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, &TensorMap> {
+        Ok(match self {
             Self::Pointer(v) | Self::U64(v) => v.to_le_bytes().to_vec(),
             Self::S64(v) => v.to_le_bytes().to_vec(),
             Self::U32(v) => v.to_le_bytes().to_vec(),
             Self::S32(v) => v.to_le_bytes().to_vec(),
             Self::F32(v) => v.to_le_bytes().to_vec(),
             Self::Bytes(bytes) => bytes.clone(),
-        }
+            Self::TensorMap(map) => return Err(map),
+        })
+    }
+
+    /// How many bytes it takes.
+    pub fn bytes(&self) -> u64 {
+        self.to_bytes().map_or(TensorMap::BYTES, |bytes| bytes.len() as u64)
     }
 
     /// Whether it has the size the parameter has.
     pub fn fits(&self, param: &ParameterDecl) -> bool {
-        self.to_bytes().len() as u64 == param.bytes()
+        self.bytes() == param.bytes()
     }
 }
 
@@ -61,6 +72,11 @@ impl Launch<'_> {
     /// The number of CTAs.
     pub fn ctas(&self) -> u64 {
         self.grid.iter().map(|&n| u64::from(n)).product()
+    }
+
+    /// Clusters in x, y and z.
+    pub fn clusters(&self) -> [u32; 3] {
+        std::array::from_fn(|axis| self.grid[axis] / self.cluster[axis].max(1))
     }
 
     /// The threads of a CTA.

@@ -19,6 +19,7 @@ mod modifier;
 mod operand;
 mod parse;
 mod print;
+mod tensor_map;
 mod types;
 
 pub use arch::Target;
@@ -31,10 +32,12 @@ pub use cfg::{Block, Cfg};
 pub use form::{Count, Form, Kind, Opcode, Role, Slot, TypeRule};
 pub use instruction::{Guard, Instruction, InstructionError, LocationId};
 pub use kernel::{
-    Bank, Kernel, KernelError, Location, ParameterDecl, Pointee, Space, Statement, VariableDecl, Version,
+    Bank, Formal, Function, Kernel, KernelError, Location, ParameterDecl, Pointee, Space, Statement, VariableDecl,
+    Version,
 };
 pub use launch::{Argument, Launch};
 pub use modifier::Modifier;
-pub use operand::{Address, Base, Label, Operand, Parameter, Register, Special, Variable};
+pub use operand::{Address, Base, FunctionId, Label, Operand, Parameter, Register, Special, Variable};
 pub use parse::{ParseError, parse, parse_file};
+pub use tensor_map::{Element, L2Promotion, OutOfBounds, Swizzle, TensorMap, TensorMapError};
 pub use types::Type;

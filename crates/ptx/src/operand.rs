@@ -19,6 +19,10 @@ pub struct Label(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Variable(pub u32);
 
+/// A function the kernel calls, an index into [`Kernel::functions`](crate::Kernel::functions).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FunctionId(pub u32);
+
 /// A kernel parameter, an index into [`Kernel::params`](crate::Kernel::params).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Parameter(pub u32);
@@ -124,6 +128,12 @@ pub enum Operand {
     Vector(Vec<Operand>),
     /// A branch target.
     Label(Label),
+    /// The targets of `brx.idx`, by their index.
+    Labels(Vec<Label>),
+    /// What is called.
+    Function(FunctionId),
+    /// What a call hands over or gets back, `(%r1, param0)`: registers, constants, and variables in parameter space.
+    Arguments(Vec<Operand>),
     /// `_`: a result nobody wants.
     Sink,
 }
@@ -147,7 +157,9 @@ impl Operand {
                 }
                 coordinates.iter().for_each(|coordinate| coordinate.for_each_register(visit));
             }
-            Self::Vector(elements) => elements.iter().for_each(|element| element.for_each_register(visit)),
+            Self::Vector(elements) | Self::Arguments(elements) => {
+                elements.iter().for_each(|element| element.for_each_register(visit))
+            }
             _ => {}
         }
     }

@@ -3,8 +3,8 @@
 //! The table of forms decides what an instruction is; here is only the syntax around it: declarations, scopes, operands.
 //!
 //! A kernel comes out self-contained: registers and labels of nested scopes are renamed where their names would meet, and
-//! the module's variables that it names are copied into it. Left out are comments, `.section`, `.pragma`, linkage and the
-//! timestamps of `.file`. Functions (`.func`, `call`, `brx.idx`) are refused.
+//! the module's variables that it names and the functions that it calls are copied into it. Left out are comments, `.section`,
+//! linkage and the timestamps of `.file`. Calls through registers are refused.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -12,17 +12,20 @@ use std::ops::Range;
 
 use thiserror::Error;
 
+use crate::kernel::goes_on;
 use crate::lexer::{Token, TokenKind, tokens};
 use crate::{
-    Address, Bank, Base, Form, Guard, Instruction, InstructionError, Kernel, Kind, Label, Location, LocationId,
-    Modifier, Opcode, Operand, Parameter, ParameterDecl, Pointee, Register, Space, Special, Statement, Type, Variable,
-    VariableDecl, Version,
+    Address, Bank, Base, Form, Formal, Function, FunctionId, Guard, Instruction, InstructionError, Kernel, Kind, Label,
+    Location, LocationId, Modifier, Opcode, Operand, Parameter, ParameterDecl, Pointee, Register, Space, Special,
+    Statement, Type, Variable, VariableDecl, Version,
 };
 
 /// How deep `{ }` may be nested in a kernel.
 const MAX_SCOPES: usize = 64;
 /// How many calls deep a location may be inlined.
 const MAX_INLINED: u32 = 64;
+/// Tokens of functions that are read for the kernels that call them, all together.
+const MAX_FUNCTION_TOKENS: usize = 1 << 24;
 /// The number of the parsed text itself among its files.
 const THIS_FILE: u32 = u32::MAX;
 /// How deep parentheses and signs may be nested in a constant.
@@ -128,6 +131,8 @@ struct Names<'t> {
     declared: Vec<(Vec<&'t str>, Vec<&'t str>)>,
     /// Labels by the token that opens their scope.
     labels: HashMap<(usize, &'t str), Label>,
+    /// `.branchtargets` by the token that opens their scope.
+    tables: HashMap<(usize, &'t str), Vec<&'t str>>,
     /// The tokens that opened the scopes we are in.
     open: Vec<usize>,
     unique: Unique,
@@ -241,12 +246,21 @@ impl<'t> Names<'t> {
     fn label(&self, name: &'t str) -> Option<Label> {
         self.open.iter().rev().find_map(|&scope| self.labels.get(&(scope, name)).copied())
     }
+
+    fn table(&self, name: &'t str) -> Option<&[&'t str]> {
+        self.open.iter().rev().find_map(|&scope| self.tables.get(&(scope, name)).map(Vec::as_slice))
+    }
 }
 
 /// A kernel while it is read.
 struct Entry<'t> {
     kernel: Kernel,
     names: Names<'t>,
+    /// The functions called so far.
+    functions: HashMap<&'t str, FunctionId>,
+    called: Vec<&'t str>,
+    /// The module's variables named so far.
+    module_variables: HashMap<usize, Variable>,
     location_ids: HashMap<Location, LocationId>,
     /// The last location stated for each file, line and column, which is what a later `inlined_at` means, and how deep it is inlined.
     stated: HashMap<(u32, u32, u32), (LocationId, u32)>,
@@ -267,10 +281,10 @@ impl Entry<'_> {
 
     /// Keeps the locations that instructions are at, numbered in the order of their first use, callers first.
     fn number_locations(&mut self) {
-        let Kernel { body, locations, .. } = &mut self.kernel;
+        let locations = std::mem::take(&mut self.kernel.locations);
         let mut numbers: Vec<Option<LocationId>> = vec![None; locations.len()];
         let mut kept = Vec::new();
-        for statement in body {
+        for statement in self.kernel.statements_mut() {
             let Statement::Instruction(Instruction { location: Some(id), .. }) = statement else { continue };
             let mut new = Vec::new();
             let mut next = Some(*id);
@@ -285,8 +299,19 @@ impl Entry<'_> {
             }
             *id = numbers[id.0 as usize].unwrap_or(*id);
         }
-        *locations = kept;
+        self.kernel.locations = kept;
     }
+}
+
+/// Where a function of the module stands.
+#[derive(Clone, Copy)]
+struct FunctionText {
+    /// The token behind `.func`.
+    signature: usize,
+    /// The token that opens its body.
+    body: Option<usize>,
+    /// How many tokens the body has.
+    length: usize,
 }
 
 struct Parser<'t> {
@@ -307,7 +332,10 @@ struct Parser<'t> {
     file_numbers: HashMap<u32, u32>,
     /// Where a file number was first used.
     files_used: HashMap<u32, Range<usize>>,
-    kernels: Vec<Kernel>,
+    entries: Vec<Entry<'t>>,
+    functions: HashMap<&'t str, FunctionText>,
+    aliases: HashMap<&'t str, &'t str>,
+    pragmas: Vec<String>,
 }
 
 impl<'t> Parser<'t> {
@@ -325,7 +353,10 @@ impl<'t> Parser<'t> {
             files: Vec::new(),
             file_numbers: HashMap::new(),
             files_used: HashMap::new(),
-            kernels: Vec::new(),
+            entries: Vec::new(),
+            functions: HashMap::new(),
+            aliases: HashMap::new(),
+            pragmas: Vec::new(),
         }
     }
 
@@ -538,16 +569,32 @@ impl<'t> Parser<'t> {
                 }
                 ".file" => self.file_directive()?,
                 ".section" => self.skip_section()?,
-                ".pragma" => self.skip_pragma()?,
-                ".visible" | ".extern" | ".weak" | ".common" | ".global" | ".const" | ".shared" | ".entry" => {
-                    self.module_declaration()?
+                ".pragma" => {
+                    let pragmas = self.pragma_directive()?;
+                    self.pragmas.extend(pragmas);
                 }
-                ".func" => return self.refuse_function(),
+                ".alias" => {
+                    self.advance();
+                    let (alias, _) = self.name("the name of a function")?;
+                    self.expect(b',')?;
+                    let (function, _) = self.name("the name of a function")?;
+                    self.expect(b';')?;
+                    self.aliases.insert(alias, function);
+                }
+                ".visible" | ".extern" | ".weak" | ".common" | ".global" | ".const" | ".shared" | ".entry"
+                | ".func" => self.module_declaration()?,
                 ";" => _ = self.advance(),
                 _ => return self.expected("a directive"),
             }
         }
         self.header()?;
+        let mut entries = std::mem::take(&mut self.entries);
+        let mut tokens = 0;
+        for entry in &mut entries {
+            self.called(entry, &mut tokens)?;
+            entry.number_locations();
+        }
+        let mut kernels: Vec<_> = entries.into_iter().map(|entry| entry.kernel).collect();
         if let Some(name) = self.file_name.filter(|_| self.files_used.remove(&THIS_FILE).is_some()) {
             self.file_numbers.insert(THIS_FILE, self.files.len() as u32);
             self.files.push(name.to_owned());
@@ -556,20 +603,186 @@ impl<'t> Parser<'t> {
         if let Some((number, span)) = unknown.min_by_key(|(_, span)| span.start) {
             return Err(Failure::new(span, format!("no `.file` has the number {number}")));
         }
-        for kernel in &mut self.kernels {
+        for kernel in &mut kernels {
             kernel.files.clone_from(&self.files);
             for location in &mut kernel.locations {
                 location.file = self.file_numbers[&location.file];
             }
         }
-        Ok(self.kernels)
+        Ok(kernels)
     }
 
-    fn refuse_function<T>(&self) -> Result<T> {
-        Err(Failure::new(
-            self.peek().span(),
-            "functions are not supported: a kernel must have its calls inlined".into(),
-        ))
+    /// Reads the functions an entry calls, and those that they call.
+    fn called(&mut self, entry: &mut Entry<'t>, tokens: &mut usize) -> Result<()> {
+        if entry.functions.is_empty() {
+            return Ok(());
+        }
+        end(&mut entry.kernel.body);
+        let mut read = 0;
+        while let Some(text) = entry.called.get(read).and_then(|name| self.functions.get(name).copied()) {
+            *tokens += text.length;
+            if *tokens > MAX_FUNCTION_TOKENS {
+                let span = self.tokens[text.signature].span();
+                return Err(Failure::new(span, "the kernels call more code than is read at once".into()));
+            }
+            self.function(entry, read, text)?;
+            read += 1;
+        }
+        Ok(())
+    }
+
+    /// Notes where a function stands, and passes it by: only the kernels that call it read it.
+    fn function_declaration(&mut self) -> Result<()> {
+        let signature = self.next;
+        if self.at(b'(') {
+            self.pass_list()?;
+        }
+        let (name, span) = self.name("the name of a function")?;
+        if self.at(b'(') {
+            self.pass_list()?;
+        }
+        while matches!(self.peek().kind, TokenKind::Directive | TokenKind::Number | TokenKind::Text) {
+            if self.str(self.peek()) == ".pragma" {
+                self.pragma_directive()?;
+            } else {
+                self.advance();
+            }
+        }
+        let body = self.at(b'{').then_some(self.next);
+        let start = self.next;
+        if body.is_some() {
+            let mut depth = 0usize;
+            loop {
+                match self.peek().kind {
+                    TokenKind::Symbol(b'{') => depth += 1,
+                    TokenKind::Symbol(b'}') => depth -= 1,
+                    TokenKind::End => {
+                        let open = self.tokens[start].span();
+                        return Err(Failure::new(open, "this body has no closing `}`".into()));
+                    }
+                    _ => {}
+                }
+                self.advance();
+                if depth == 0 {
+                    break;
+                }
+            }
+        } else {
+            self.expect(b';')?;
+        }
+        let text = FunctionText { signature, body, length: self.next - start };
+        match self.functions.get_mut(name) {
+            Some(known) if known.body.is_some() && body.is_some() => {
+                return Err(Failure::new(span, format!("there is a second function `{name}`")));
+            }
+            Some(known) if known.body.is_some() => {}
+            _ => _ = self.functions.insert(name, text),
+        }
+        Ok(())
+    }
+
+    /// Passes what stands in parentheses.
+    fn pass_list(&mut self) -> Result<()> {
+        while !self.accept(b')') {
+            if self.peek().kind == TokenKind::End {
+                return self.expected("`)`");
+            }
+            self.advance();
+        }
+        Ok(())
+    }
+
+    /// Reads a function for the entry that calls it.
+    fn function(&mut self, entry: &mut Entry<'t>, index: usize, text: FunctionText) -> Result<()> {
+        self.next = text.signature;
+        let outer = std::mem::take(&mut entry.names);
+        entry.names.unique = outer.unique;
+        entry.names.enter(usize::MAX);
+        entry.stated.clear();
+        entry.current = None;
+        let (first_bank, first_variable) = (entry.kernel.banks.len() as u32, entry.kernel.variables.len() as u32);
+        let results = self.formals(entry)?;
+        self.name("the name of a function")?;
+        let params = self.formals(entry)?;
+        let mut no_return = false;
+        while self.peek().kind == TokenKind::Directive && !self.at(b'{') {
+            let token = self.advance();
+            no_return |= self.str(token) == ".noreturn";
+        }
+        let body = match text.body {
+            None => None,
+            Some(body) => {
+                self.next = body;
+                self.look_ahead(entry)?;
+                let callers = std::mem::take(&mut entry.kernel.body);
+                self.body(entry)?;
+                let mut body = std::mem::replace(&mut entry.kernel.body, callers);
+                end(&mut body);
+                Some(body)
+            }
+        };
+        let function = &mut entry.kernel.functions[index];
+        (function.results, function.params, function.no_return) = (results, params, no_return);
+        function.banks = first_bank..entry.kernel.banks.len() as u32;
+        function.variables = first_variable..entry.kernel.variables.len() as u32;
+        function.body = body;
+        Ok(())
+    }
+
+    /// `(.param .b64 x, .reg .b32 %r1)`, or nothing.
+    fn formals(&mut self, entry: &mut Entry<'t>) -> Result<Vec<Formal>> {
+        let mut formals = Vec::new();
+        if !self.accept(b'(') || self.accept(b')') {
+            return Ok(formals);
+        }
+        loop {
+            let (name, span, formal) = if self.accept_directive(".reg") {
+                let (ty, _) = self.ty()?;
+                let (name, span) = self.name("the name of a parameter")?;
+                let register = Register { bank: entry.kernel.banks.len() as u32, index: 0 };
+                let prefix = entry.names.unique.name(name, None);
+                entry.kernel.banks.push(Bank { prefix, ty, count: None });
+                (name, span, Named::Register(register))
+            } else if self.str(self.peek()) == ".param" {
+                let (name, span, mut variable) = self.parameter_variable()?;
+                let id = Variable(entry.kernel.variables.len() as u32);
+                variable.name = entry.names.unique.name(name, None);
+                entry.kernel.variables.push(variable);
+                (name, span, Named::Variable(id))
+            } else {
+                return self.expected("`.param` or `.reg`");
+            };
+            if name != "_" && !entry.names.declare(name, formal) {
+                return Err(Failure::new(span, format!("there is a second parameter `{name}`")));
+            }
+            formals.push(match formal {
+                Named::Register(register) => Formal::Register(register),
+                Named::Variable(variable) => Formal::Variable(variable),
+                Named::Parameter(_) => return self.expected("`.param` or `.reg`"),
+            });
+            if !self.accept(b',') {
+                break;
+            }
+        }
+        self.expect(b')')?;
+        Ok(formals)
+    }
+
+    /// `.param .align 8 .b8 name[16]` of a function.
+    fn parameter_variable(&mut self) -> Result<(&'t str, Range<usize>, VariableDecl)> {
+        let declared = self.parameter_text()?;
+        let ParameterDecl { name, ty, elements, align, .. } = declared.2;
+        let variable = VariableDecl {
+            name,
+            space: Space::Param,
+            ty,
+            align: align.unwrap_or(ty.bytes()),
+            elements: Some(elements.unwrap_or(1)),
+            init: Vec::new(),
+            external: false,
+            module_level: false,
+        };
+        Ok((declared.0, declared.1, variable))
     }
 
     /// The version and target that the module must have stated by now.
@@ -656,16 +869,19 @@ impl<'t> Parser<'t> {
         Ok(())
     }
 
-    fn skip_pragma(&mut self) -> Result<()> {
+    /// `.pragma "nounroll", "x";`
+    fn pragma_directive(&mut self) -> Result<Vec<String>> {
         self.advance();
+        let mut pragmas = Vec::new();
         loop {
-            self.expect_kind(TokenKind::Text, "a pragma in quotes")?;
+            let token = self.expect_kind(TokenKind::Text, "a pragma in quotes")?;
+            pragmas.push(unescape(self.str(token)));
             if !self.accept(b',') {
                 break;
             }
         }
         self.expect(b';')?;
-        Ok(())
+        Ok(pragmas)
     }
 
     fn module_declaration(&mut self) -> Result<()> {
@@ -674,8 +890,8 @@ impl<'t> Parser<'t> {
         if self.accept_directive(".entry") {
             return self.entry();
         }
-        if self.str(self.peek()) == ".func" {
-            return self.refuse_function();
+        if self.accept_directive(".func") {
+            return self.function_declaration();
         }
         for (name, span, mut variable) in self.variable_declarations()? {
             variable.external = external;
@@ -837,29 +1053,16 @@ impl<'t> Parser<'t> {
     fn entry(&mut self) -> Result<()> {
         let (version, target) = self.header()?;
         let (name, span) = self.name("the name of an entry")?;
-        if self.kernels.iter().any(|kernel| kernel.name == name) {
+        if self.entries.iter().any(|entry| entry.kernel.name == name) {
             return Err(Failure::new(span, format!("there is a second entry `{name}`")));
         }
-        let kernel = Kernel {
-            name: name.to_owned(),
-            target,
-            version,
-            params: Vec::new(),
-            required_block: None,
-            max_block: None,
-            min_ctas_per_sm: None,
-            max_registers: None,
-            required_cluster: None,
-            banks: Vec::new(),
-            variables: Vec::new(),
-            labels: Vec::new(),
-            files: Vec::new(),
-            locations: Vec::new(),
-            body: Vec::new(),
-        };
+        let kernel = Kernel { pragmas: self.pragmas.clone(), ..Kernel::new(name, target, version) };
         let mut entry = Entry {
             kernel,
             names: Names::default(),
+            functions: HashMap::new(),
+            called: Vec::new(),
+            module_variables: HashMap::new(),
             location_ids: HashMap::new(),
             stated: HashMap::new(),
             current: None,
@@ -881,13 +1084,22 @@ impl<'t> Parser<'t> {
         }
         self.look_ahead(&mut entry)?;
         self.body(&mut entry)?;
-        entry.number_locations();
-        self.kernels.push(entry.kernel);
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    fn parameter(&mut self, entry: &mut Entry<'t>) -> Result<()> {
+        let (name, span, declared) = self.parameter_text()?;
+        if !entry.names.declare(name, Named::Parameter(Parameter(entry.kernel.params.len() as u32))) {
+            return Err(Failure::new(span, format!("there is a second parameter `{name}`")));
+        }
+        let name = entry.names.unique.name(name, None);
+        entry.kernel.params.push(ParameterDecl { name, ..declared });
         Ok(())
     }
 
     /// `.param .align 8 .u64 .ptr .global .align 16 name[4]`
-    fn parameter(&mut self, entry: &mut Entry<'t>) -> Result<()> {
+    fn parameter_text(&mut self) -> Result<(&'t str, Range<usize>, ParameterDecl)> {
         if !self.accept_directive(".param") {
             return self.expected("`.param`");
         }
@@ -910,19 +1122,15 @@ impl<'t> Parser<'t> {
             Some(Some(count)) => Some(count),
             Some(None) => return Err(Failure::new(self.since(start), "a parameter has a size".into())),
         };
-        if !entry.names.declare(name, Named::Parameter(Parameter(entry.kernel.params.len() as u32))) {
-            return Err(Failure::new(span, format!("there is a second parameter `{name}`")));
-        }
-        let name = entry.names.unique.name(name, None);
-        entry.kernel.params.push(ParameterDecl { name, ty, elements, align, pointee });
-        Ok(())
+        Ok((name, span, ParameterDecl { name: name.to_owned(), ty, elements, align, pointee }))
     }
 
     fn entry_directives(&mut self, kernel: &mut Kernel) -> Result<()> {
         while self.peek().kind == TokenKind::Directive {
             let token = self.peek();
             if self.str(token) == ".pragma" {
-                self.skip_pragma()?;
+                let pragmas = self.pragma_directive()?;
+                kernel.pragmas.extend(pragmas);
                 continue;
             }
             self.advance();
@@ -932,10 +1140,11 @@ impl<'t> Parser<'t> {
                 ".reqnctapercluster" => kernel.required_cluster = Some(self.triple()?),
                 ".minnctapersm" => kernel.min_ctas_per_sm = Some(self.number("a number of CTAs")?),
                 ".maxnreg" => kernel.max_registers = Some(self.number("a number of registers")?),
-                // The printer writes it with `.reqnctapercluster`; alone it asks the launch for what a launch always says.
-                ".explicitcluster" => {}
-                // Hints of no consequence for what the kernel computes.
-                ".maxnctapersm" | ".maxclusterrank" => _ = self.number("a number of CTAs")?,
+                ".explicitcluster" => kernel.explicit_cluster = true,
+                ".blocksareclusters" => kernel.blocks_are_clusters = true,
+                ".maxclusterrank" => kernel.max_cluster_rank = Some(self.number("a number of CTAs")?),
+                // A hint of no consequence for what the kernel computes, and deprecated.
+                ".maxnctapersm" => _ = self.number("a number of CTAs")?,
                 other => {
                     return Err(Failure::new(token.span(), format!("`{other}` of an entry is not supported")));
                 }
@@ -974,7 +1183,9 @@ impl<'t> Parser<'t> {
                     if let Some(&variable) = self.variable_names.get(name) {
                         named[variable] = true;
                     }
-                    if self.tokens[index + 1].kind == TokenKind::Symbol(b':') {
+                    if self.tokens[index + 1].kind == TokenKind::Symbol(b':')
+                        && !self.tokens.get(index + 2).is_some_and(|token| self.str(*token) == ".branchtargets")
+                    {
                         let label = Label(entry.kernel.labels.len() as u32);
                         let scope = open.last().copied().unwrap_or_default();
                         if entry.names.labels.insert((scope, name), label).is_some() {
@@ -987,13 +1198,17 @@ impl<'t> Parser<'t> {
                 _ => {}
             }
         }
-        for (variable, _) in self.variables.iter().zip(named).filter(|(_, named)| *named) {
-            let id = Variable(entry.kernel.variables.len() as u32);
+        for (index, (variable, _)) in self.variables.iter().zip(named).enumerate().filter(|(_, (_, named))| *named) {
+            let next = Variable(entry.kernel.variables.len() as u32);
+            let id = entry.module_variables.get(&index).copied().unwrap_or(next);
             let name = self.variable_names.get_key_value(variable.name.as_str()).map(|(name, _)| *name);
             // A parameter of the same name hides it.
             if name.is_some_and(|name| entry.names.declare(name, Named::Variable(id))) {
-                let name = entry.names.unique.name(&variable.name, None);
-                entry.kernel.variables.push(VariableDecl { name, ..variable.clone() });
+                if id == next {
+                    entry.module_variables.insert(index, id);
+                    let name = entry.names.unique.name(&variable.name, None);
+                    entry.kernel.variables.push(VariableDecl { name, ..variable.clone() });
+                }
             }
         }
         Ok(())
@@ -1034,6 +1249,12 @@ impl<'t> Parser<'t> {
                 }
                 TokenKind::Word if self.peek_second().kind == TokenKind::Symbol(b':') => {
                     self.next += 2;
+                    if self.accept_directive(".branchtargets") {
+                        let targets = self.branch_targets()?;
+                        let scope = entry.names.open.last().copied().unwrap_or_default();
+                        entry.names.tables.insert((scope, self.str(token)), targets);
+                        continue;
+                    }
                     if let Some(label) = entry.names.label(self.str(token)) {
                         entry.kernel.body.push(Statement::Label(label));
                     }
@@ -1049,7 +1270,11 @@ impl<'t> Parser<'t> {
         match self.str(self.peek()) {
             ".loc" => self.loc_directive(entry),
             ".reg" => self.registers(entry),
-            ".pragma" => self.skip_pragma(),
+            ".pragma" => {
+                let pragmas = self.pragma_directive()?;
+                entry.kernel.body.extend(pragmas.into_iter().map(Statement::Pragma));
+                Ok(())
+            }
             ".file" => self.file_directive(),
             ".shared" | ".local" | ".global" | ".const" | ".param" | ".extern" | ".visible" | ".weak" => {
                 let external = self.linkage();
@@ -1064,7 +1289,6 @@ impl<'t> Parser<'t> {
                 }
                 Ok(())
             }
-            ".callprototype" | ".calltargets" | ".branchtargets" => self.refuse_function(),
             _ => self.expected("a directive that may stand in a body"),
         }
     }
@@ -1174,10 +1398,13 @@ impl<'t> Parser<'t> {
             let forms: Vec<_> = Form::of(opcode).iter().map(|form| format!("`{}`", form.syntax)).collect();
             return Err(unknown(format!("after `{name}` may follow {}", forms.join(", "))));
         }
-        let branches = Form::of(opcode).iter().any(|form| form.slots.iter().any(|slot| slot.kind == Kind::Label));
+        let has = |kind| Form::of(opcode).iter().any(|form| form.slots.iter().any(|slot| slot.kind == kind));
+        let branches = has(Kind::Label) || has(Kind::Labels);
         let mut operands = Vec::new();
         let mut spans = Vec::new();
-        if !self.at(b';') {
+        if has(Kind::Function) {
+            operands = self.call(entry)?;
+        } else if !self.at(b';') {
             loop {
                 let start = self.peek().span().start;
                 operands.push(self.operand(entry, branches)?);
@@ -1202,9 +1429,12 @@ impl<'t> Parser<'t> {
         Ok(())
     }
 
-    /// Where a byte of this text stands in it; the bytes asked for ascend.
+    /// Where a byte of this text stands in it; quick while the bytes asked for ascend.
     fn own_location(&mut self, entry: &mut Entry<'t>, byte: usize) -> Option<LocationId> {
         self.file_name?;
+        if byte < self.place.0 {
+            self.place = (0, 1, 1);
+        }
         let (from, mut line, mut column) = self.place;
         for character in self.text[from..byte].chars() {
             (line, column) = if character == '\n' { (line + 1, 1) } else { (line, column + 1) };
@@ -1212,6 +1442,68 @@ impl<'t> Parser<'t> {
         self.place = (byte, line, column);
         self.files_used.entry(THIS_FILE).or_insert(byte..byte);
         Some(entry.locate(Location { file: THIS_FILE, line, column, inlined_at: None }, 0))
+    }
+
+    /// The labels of a `.branchtargets`.
+    fn branch_targets(&mut self) -> Result<Vec<&'t str>> {
+        let mut targets = Vec::new();
+        loop {
+            targets.push(self.name("a label")?.0);
+            if !self.accept(b',') {
+                break;
+            }
+        }
+        self.expect(b';')?;
+        Ok(targets)
+    }
+
+    /// `(results), function, (arguments)`, of which only the function must be there.
+    fn call(&mut self, entry: &mut Entry<'t>) -> Result<Vec<Operand>> {
+        let mut results = Vec::new();
+        if self.at(b'(') {
+            results = self.arguments(entry)?;
+            self.expect(b',')?;
+        }
+        let (written, span) = self.name("the name of a function")?;
+        let name = self.aliases.get(written).copied().unwrap_or(written);
+        if entry.names.find(name).is_some() {
+            return Err(Failure::new(span, "calls through registers are not supported".into()));
+        }
+        if !self.functions.contains_key(name) {
+            return Err(undeclared(name, span));
+        }
+        let next = FunctionId(entry.kernel.functions.len() as u32);
+        let function = *entry.functions.entry(name).or_insert(next);
+        if function == next {
+            entry.called.push(name);
+            entry.kernel.functions.push(Function {
+                name: entry.names.unique.name(name, None),
+                results: Vec::new(),
+                params: Vec::new(),
+                no_return: false,
+                banks: 0..0,
+                variables: 0..0,
+                body: None,
+            });
+        }
+        let arguments = if self.accept(b',') { self.arguments(entry)? } else { Vec::new() };
+        Ok(vec![Operand::Arguments(results), Operand::Function(function), Operand::Arguments(arguments)])
+    }
+
+    fn arguments(&mut self, entry: &Entry<'t>) -> Result<Vec<Operand>> {
+        self.expect(b'(')?;
+        let mut arguments = Vec::new();
+        if self.accept(b')') {
+            return Ok(arguments);
+        }
+        loop {
+            arguments.push(self.element(entry)?);
+            if !self.accept(b',') {
+                break;
+            }
+        }
+        self.expect(b')')?;
+        Ok(arguments)
     }
 
     fn operand(&mut self, entry: &Entry<'t>, branches: bool) -> Result<Operand> {
@@ -1228,12 +1520,14 @@ impl<'t> Parser<'t> {
                 let (name, span) = self.name("a predicate")?;
                 Ok(Operand::NotPredicate(register(entry, name, span)?))
             }
-            TokenKind::Word if branches => {
+            TokenKind::Word if branches && !self.str(self.peek()).starts_with('%') => {
                 let (name, span) = self.name("a label")?;
-                let label = entry.names.label(name);
-                label
-                    .map(Operand::Label)
-                    .ok_or_else(|| Failure::new(span, format!("there is no label `{name}` in scope")))
+                let missing = |name: &str| Failure::new(span.clone(), format!("there is no label `{name}` in scope"));
+                if let Some(table) = entry.names.table(name) {
+                    let label = |name: &&'t str| entry.names.label(name).ok_or_else(|| missing(name));
+                    return table.iter().map(label).collect::<Result<_>>().map(Operand::Labels);
+                }
+                entry.names.label(name).map(Operand::Label).ok_or_else(|| missing(name))
             }
             _ => self.element(entry),
         }
@@ -1321,6 +1615,19 @@ impl<'t> Parser<'t> {
     /// `+ 8`, `+-8` and, though ptxas has it not, `-8`; 0 where none of them stands.
     fn offset(&mut self) -> Result<i64> {
         if self.accept(b'+') || self.at(b'-') { self.constant() } else { Ok(0) }
+    }
+}
+
+/// Lets code that other code follows end where it would run off.
+fn end(body: &mut Vec<Statement>) {
+    if goes_on(body)
+        && let Ok(mut ret) = Instruction::new(Opcode::Ret, Vec::new(), Vec::new())
+    {
+        ret.location = body.iter().rev().find_map(|statement| match statement {
+            Statement::Instruction(last) => last.location,
+            _ => None,
+        });
+        body.push(Statement::Instruction(ret));
     }
 }
 

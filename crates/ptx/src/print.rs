@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
+use std::ops::Range;
 
 use crate::{
-    Address, Base, Instruction, Kernel, Kind, Location, LocationId, Modifier, Operand, Space, Statement, Type,
-    VariableDecl,
+    Address, Bank, Base, Formal, Function, Instruction, Kernel, Kind, Label, Location, LocationId, Modifier, Operand,
+    Register, Space, Statement, Type, Variable, VariableDecl,
 };
 
 impl fmt::Display for Kernel {
@@ -18,6 +19,7 @@ impl fmt::Display for Kernel {
         for variable in self.variables.iter().filter(|v| v.module_level) {
             writeln!(f, "{}", declaration(variable))?;
         }
+        self.print_functions(f)?;
         write!(f, "\n.visible .entry {}(", self.name)?;
         for (index, param) in self.params.iter().enumerate() {
             write!(f, "{}\n\t.param {}", if index == 0 { "" } else { "," }, align_before(param))?;
@@ -50,35 +52,133 @@ impl fmt::Display for Kernel {
             writeln!(f, ".maxnreg {registers}")?;
         }
         if let Some(cluster) = self.required_cluster {
-            writeln!(f, ".explicitcluster\n.reqnctapercluster {}", triple(cluster))?;
+            writeln!(f, ".reqnctapercluster {}", triple(cluster))?;
         }
+        if self.explicit_cluster {
+            writeln!(f, ".explicitcluster")?;
+        }
+        if let Some(rank) = self.max_cluster_rank {
+            writeln!(f, ".maxclusterrank {rank}")?;
+        }
+        if self.blocks_are_clusters {
+            writeln!(f, ".blocksareclusters")?;
+        }
+        for pragma in &self.pragmas {
+            writeln!(f, ".pragma \"{}\";", quotable(pragma))?;
+        }
+        let in_function = |ranges: fn(&Function) -> &Range<u32>, index: usize| {
+            self.functions.iter().any(|function| ranges(function).contains(&(index as u32)))
+        };
+        let banks = self.banks.iter().enumerate().filter(|(index, _)| !in_function(|f| &f.banks, *index));
+        let variables = self.variables.iter().enumerate();
+        let variables = variables.filter(|(index, v)| !v.module_level && !in_function(|f| &f.variables, *index));
+        self.print_body(f, banks.map(|(_, bank)| bank), variables.map(|(_, variable)| variable), &self.body)?;
+        self.print_function_names(f)
+    }
+}
+
+impl Kernel {
+    fn print_body<'k>(
+        &'k self,
+        f: &mut fmt::Formatter<'_>,
+        banks: impl Iterator<Item = &'k Bank>,
+        variables: impl Iterator<Item = &'k VariableDecl>,
+        body: &[Statement],
+    ) -> fmt::Result {
         writeln!(f, "{{")?;
-        for bank in &self.banks {
+        for bank in banks {
             match bank.count {
                 Some(count) => writeln!(f, "\t.reg {} {}<{count}>;", bank.ty, bank.prefix)?,
                 None => writeln!(f, "\t.reg {} {};", bank.ty, bank.prefix)?,
             }
         }
-        for variable in self.variables.iter().filter(|v| !v.module_level) {
+        for variable in variables {
             writeln!(f, "\t{}", declaration(variable))?;
         }
         let mut current = None;
         let mut stated = HashMap::new();
-        for statement in &self.body {
+        for statement in body {
             match statement {
+                Statement::Pragma(text) => writeln!(f, "\t.pragma \"{}\";", quotable(text))?,
                 Statement::Label(label) => writeln!(f, "{}:", self.label_name(label.0))?,
                 Statement::Instruction(instruction) => {
                     if let Some(location) = instruction.location.filter(|_| instruction.location != current) {
                         current = instruction.location;
                         self.print_location(f, location, &mut stated)?;
                     }
-                    writeln!(f, "\t{};", self.instruction_text(instruction))?;
+                    let text = self.instruction_text(instruction);
+                    match instruction.operands() {
+                        // The targets stand in a table with a name.
+                        [_, Operand::Labels(labels)] => {
+                            let table = self.unused_label(&labels_name(labels));
+                            let list = self.labels_text(labels);
+                            writeln!(f, "{table}: .branchtargets {list};\n\t{};", text.replace(&list, &table))?;
+                        }
+                        _ => writeln!(f, "\t{text};")?,
+                    }
                 }
             }
         }
-        writeln!(f, "}}")?;
-        self.print_function_names(f)
+        writeln!(f, "}}")
     }
+
+    /// The functions, each declared before any is defined.
+    fn print_functions(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for function in &self.functions {
+            let linkage = if function.body.is_some() { "" } else { ".extern " };
+            writeln!(f, "{linkage}{};", self.signature(function))?;
+        }
+        for function in &self.functions {
+            let Some(body) = &function.body else { continue };
+            writeln!(f, "{}", self.signature(function))?;
+            let formal = |formal: &Formal| function.results.iter().chain(&function.params).any(|f| f == formal);
+            let banks = self.banks.iter().enumerate().filter(|(index, _)| {
+                let register = Formal::Register(Register { bank: *index as u32, index: 0 });
+                function.banks.contains(&(*index as u32)) && !formal(&register)
+            });
+            let variables = self.variables.iter().enumerate().filter(|(index, variable)| {
+                let index = *index as u32;
+                !variable.module_level
+                    && function.variables.contains(&index)
+                    && !formal(&Formal::Variable(Variable(index)))
+            });
+            self.print_body(f, banks.map(|(_, bank)| bank), variables.map(|(_, variable)| variable), body)?;
+        }
+        Ok(())
+    }
+
+    fn signature(&self, function: &Function) -> String {
+        let formal = |formal: &Formal| match *formal {
+            Formal::Register(register) => {
+                let ty = self.register_type(register).unwrap_or(Type::B32);
+                format!(".reg {ty} {}", self.register_text(register))
+            }
+            Formal::Variable(variable) => self.variables.get(variable.0 as usize).map(declared).unwrap_or_default(),
+        };
+        let list = |formals: &[Formal]| formals.iter().map(formal).collect::<Vec<_>>().join(", ");
+        let results =
+            if function.results.is_empty() { String::new() } else { format!("({}) ", list(&function.results)) };
+        let no_return = if function.no_return { " .noreturn" } else { "" };
+        format!(".func {results}{}({}){no_return}", function.name, list(&function.params))
+    }
+
+    /// A name that no label of the kernel has.
+    fn unused_label(&self, name: &str) -> String {
+        let mut unused = name.to_owned();
+        while self.labels.contains(&unused) {
+            unused.push('_');
+        }
+        unused
+    }
+
+    fn labels_text(&self, labels: &[Label]) -> String {
+        labels.iter().map(|label| self.label_name(label.0)).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// The name of the table of a `brx.idx`: another table, another name.
+fn labels_name(labels: &[Label]) -> String {
+    labels.iter().fold("$L__targets".into(), |name, label| format!("{name}_{}", label.0))
 }
 
 /// A text as it may stand between quotes: ASCII, with everything else in octal as LLVM writes it.
@@ -97,18 +197,19 @@ fn align_before(param: &crate::ParameterDecl) -> String {
     }
 }
 
+/// A variable without linkage and value.
+fn declared(variable: &VariableDecl) -> String {
+    let VariableDecl { space, align, ty, name, .. } = variable;
+    let elements = match variable.elements {
+        // What a function takes must look as its caller's does.
+        Some(1) if variable.space == Space::Param => String::new(),
+        elements => format!("[{}]", elements.map_or(String::new(), |elements| elements.to_string())),
+    };
+    format!("{} .align {align} {ty} {name}{elements}", space.directive())
+}
+
 fn declaration(variable: &VariableDecl) -> String {
-    let mut text = String::new();
-    if variable.external {
-        text.push_str(".extern ");
-    }
-    let _ = write!(text, "{} .align {} {} {}", variable.space.directive(), variable.align, variable.ty, variable.name);
-    match variable.elements {
-        Some(elements) => {
-            let _ = write!(text, "[{elements}]");
-        }
-        None => text.push_str("[]"),
-    }
+    let mut text = format!("{}{}", if variable.external { ".extern " } else { "" }, declared(variable));
     if !variable.init.is_empty() {
         let value = |bytes: &[u8]| {
             let bits = bytes.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
@@ -193,7 +294,8 @@ impl Kernel {
         for modifier in instruction.modifiers() {
             let _ = write!(text, "{modifier}");
         }
-        for (index, (slot, operand)) in instruction.slots().enumerate() {
+        let shown = |operand: &Operand| !matches!(operand, Operand::Arguments(values) if values.is_empty());
+        for (index, (slot, operand)) in instruction.slots().filter(|(_, operand)| shown(operand)).enumerate() {
             text.push_str(if index == 0 { " " } else { ", " });
             // A single matrix, or a fragment of one register, is a vector of one.
             let braced = match slot.kind {
@@ -238,6 +340,17 @@ impl Kernel {
                 Ok(())
             }
             Operand::Label(label) => write!(text, "{}", self.label_name(label.0)),
+            Operand::Labels(labels) => write!(text, "{}", self.labels_text(labels)),
+            Operand::Function(function) => {
+                let function = self.functions.get(function.0 as usize);
+                write!(text, "{}", function.map_or("undeclared", |function| function.name.as_str()))
+            }
+            Operand::Arguments(values) => {
+                text.push('(');
+                self.print_list(text, values);
+                text.push(')');
+                Ok(())
+            }
             Operand::Sink => write!(text, "_"),
         };
     }
@@ -261,13 +374,17 @@ impl Kernel {
 
     fn print_vector(&self, text: &mut String, elements: &[Operand]) {
         text.push('{');
+        self.print_list(text, elements);
+        text.push('}');
+    }
+
+    fn print_list(&self, text: &mut String, elements: &[Operand]) {
         for (index, element) in elements.iter().enumerate() {
             if index > 0 {
                 text.push_str(", ");
             }
             self.print_operand(text, element);
         }
-        text.push('}');
     }
 }
 

@@ -67,7 +67,10 @@ fn kernel(draw: &mut impl Draw, length: u32) -> Kernel {
     for index in 0..next(3) {
         kernel.banks.push(Bank { prefix: format!("single{index}"), ty: Type::B32, count: None });
     }
-    let forms: Vec<_> = Form::all().iter().filter(|form| form.opcode != Opcode::Bra && form.is_on(target)).collect();
+    let forms: Vec<_> = Form::all()
+        .iter()
+        .filter(|form| !matches!(form.opcode, Opcode::Bra | Opcode::Brx | Opcode::Call) && form.is_on(target))
+        .collect();
     for _ in 0..length {
         let form = forms[draw.below(forms.len() as u32) as usize];
         let chosen: Vec<Modifier> = form

@@ -476,15 +476,16 @@ impl Worker<'_> {
         pc: usize,
         index: usize,
     ) -> Result<(), Fail> {
+        warps.clone().for_each(|warp| self.fold_writes(warp));
         for &(word, bits) in words {
             let missing = bits & !self.written[word as usize];
             if missing != 0 {
                 let address = u64::from(word) * 64 + u64::from(missing.trailing_zeros());
-                let remedy = "; write them, or wait for the copy that does, and put a barrier before the wgmma";
-                let kind = FaultKind::Uninitialised { space: "shared", address, bytes: 1, remedy };
+                let kind = self.unwritten(address as u32, 1);
                 return Err(Box::new((kind, pc, index, 0)));
             }
             for warp in warps.clone() {
+                self.async_read_word(warp, (word, bits), pc, index)?;
                 self.races.open[warp].note(word as usize, bits, false, position);
             }
         }

@@ -186,7 +186,8 @@ fn errors_say_what_and_where() {
         ("mov.u32 %r1, 0f3F80;", "`0f3F80` is no integer of 64 bits"),
         ("mov.u32 %r1 1;", "expected `;`, found `1`"),
         ("mov.u32 %r1, 1", "expected `;`, found `}`"),
-        ("call f;", "there is no instruction `call`"),
+        ("call f;", "`f` is not declared"),
+        ("call %r1, (%r2);", "calls through registers are not supported"),
         (".global .u64 p = q;", "`q` as an initial value"),
         (".global .u32 p[1] = {1, 2};", "`p` has 1 element(s) and is given 2"),
         (".global .align 3 .u32 p;", "an alignment is `3`; it must be a power of two"),
@@ -204,7 +205,6 @@ fn errors_say_what_and_where() {
         (".version 8\n", "`8` is no version"),
         (".version 8.0 .target sm_77", "sm_77"),
         (".version 8.0 .target sm_75 .address_size 32", "addresses have 64 bits"),
-        (".version 8.0 .target sm_75 .visible .func f() { }", "functions are not supported"),
         (".version 8.0 .target sm_75 .entry k() {", "this body has no closing `}`"),
         (".version 8.0 .target sm_75 .entry k() {} .entry k() {}", "there is a second entry `k`"),
         (".version 8.0 .target sm_75 .file 1 \"x", "no closing quote"),
@@ -243,4 +243,89 @@ fn hostile_text() {
     let text = format!("{HEADER}.file 1 \"x\"\n.entry k() {{ {body} }}");
     assert_eq!(parse(&text).unwrap()[0].instructions().count(), 40_000);
     assert!(start.elapsed() < Duration::from_secs(10), "{:?} for {} bytes", start.elapsed(), text.len());
+}
+
+/// Functions before and behind the kernel that calls them, in registers and in parameter space.
+const CALLS: &str = r#"
+.version 8.7
+.target sm_80
+.address_size 64
+.global .align 4 .b32 counter;
+.extern .func (.param .b32 retval) vprintf (.param .b64 format, .param .b64 values);
+.func (.param .b32 func_retval0) half(.param .b32 half_param_0);
+.func (.reg .b32 sum) plus(.reg .b32 a, .reg .b32 b);
+.func nothing();
+.func again;
+.visible .entry k(.param .u64 k_param_0) {
+    .reg .b32 %r<9>;
+    .reg .b64 %rd<3>;
+    .reg .pred %p<2>;
+    .pragma "nounroll";
+L:
+    {
+        .param .b32 param0;
+        st.param.b32 [param0], %r1;
+        .param .b32 retval0;
+        call.uni (retval0), half, (param0);
+        ld.param.b32 %r2, [retval0];
+    }
+    call (%r3), plus, (%r2, 1);
+    .pragma "used_bytes_mask 0x3";
+    ld.global.b32 %r5, [%rd1];
+    table: .branchtargets L, M, N;
+    brx.idx %r3, table;
+M:  call nothing;
+N:  ret;
+}
+.func nothing() { call again, (); ret; }
+.func unused() { this is not read }
+.func again { .reg .b32 %r<2>; atom.global.add.u32 %r1, [counter], 1; }
+.func (.reg .b32 sum) plus(.reg .b32 a, .reg .b32 b) { add.u32 sum, a, b; ret; }
+.func (.param .b32 func_retval0) half(.param .b32 half_param_0) {
+    .reg .b32 %r<3>;
+    ld.param.b32 %r1, [half_param_0];
+    shr.u32 %r2, %r1, 1;
+    st.param.b32 [func_retval0], %r2;
+    ret;
+}
+"#;
+
+#[test]
+fn functions_tables_and_pragmas() {
+    let kernels = parse(CALLS).unwrap();
+    let k = &kernels[0];
+    k.validate().unwrap();
+    let names: Vec<_> = k.functions.iter().map(|f| (f.name.as_str(), f.results.len(), f.params.len())).collect();
+    assert_eq!(names, [("half", 1, 1), ("plus", 1, 2), ("nothing", 0, 0), ("again", 0, 0)]);
+    assert_eq!(k.used_bytes(), [(4, 3)]);
+    let cfg = crate::Cfg::of(k);
+    let block_at = |position: usize| cfg.blocks.iter().position(|block| block.instructions.start == position).unwrap();
+    let from = |position: usize| {
+        let block = cfg.blocks.iter().find(|block| block.instructions.end == position + 1).unwrap();
+        block.successors.iter().map(|&next| cfg.blocks[next].instructions.start).collect::<Vec<_>>()
+    };
+    let [half, plus, nothing, again] = cfg.function_positions[..] else { panic!("{cfg:?}") };
+    assert_eq!((from(1), from(3)), (vec![half], vec![plus]));
+    assert_eq!(from(5), [0, 6, 7]);
+    assert_eq!((from(6), from(nothing)), (vec![nothing], vec![again]));
+    assert_eq!(from(half + 3), [2]);
+    assert_eq!(cfg.blocks[block_at(7)].successors, []);
+    let text = k.to_string();
+    assert_eq!(parse(&text).unwrap(), kernels, "{text}");
+    for (from, to, message) in [
+        (
+            "plus, (%r2, 1)",
+            "plus, (%r2)",
+            "hands over 1 value(s) and takes 1; `plus` has 2 parameter(s) and 1 result(s)",
+        ),
+        ("[counter]", "[missing]", "`missing` is not declared"),
+        ("half_param_0]", "other]", "`other` is not declared"),
+    ] {
+        let text = CALLS.replace(from, to);
+        let found = match parse(&text) {
+            Ok(kernels) => kernels[0].validate().unwrap_err().to_string(),
+            Err(error) => error.to_string(),
+        };
+        assert!(found.contains(message), "{found}");
+    }
 }

@@ -6,7 +6,7 @@ use ptx::{
 };
 
 /// Registers of each bank of [`kernel`].
-pub const REGISTERS: u32 = 16;
+pub const REGISTERS: u32 = 128;
 
 const BANKS: [Type; 5] = [Type::Pred, Type::B16, Type::B32, Type::B64, Type::B128];
 
@@ -31,6 +31,11 @@ pub fn kernel(target: Target, version: Version) -> Kernel {
         min_ctas_per_sm: None,
         max_registers: None,
         required_cluster: None,
+        explicit_cluster: false,
+        max_cluster_rank: None,
+        blocks_are_clusters: false,
+        pragmas: Vec::new(),
+        functions: Vec::new(),
         banks: BANKS.iter().filter(|ty| wide || **ty != Type::B128).map(bank).collect(),
         variables: vec![VariableDecl {
             name: "handed".into(),
@@ -159,7 +164,11 @@ fn operand(
             Operand::Memory(Address { base: Base::Parameter(Parameter(0)), offset: 16 * i64::from(draw(4)) })
         }
         Kind::Memory => Operand::Memory(Address {
-            base: Base::Register(register(Type::B64, draw(REGISTERS))),
+            // Tensor memory has addresses of 32 bits.
+            base: Base::Register(register(
+                if form.opcode == Opcode::Tcgen05 { Type::B32 } else { Type::B64 },
+                draw(REGISTERS),
+            )),
             offset: 64 * i64::from(draw(5)) - 128,
         }),
         Kind::Tensor => Operand::Tensor(
@@ -167,6 +176,7 @@ fn operand(
             (0..coordinates(modifiers)).map(|_| one(Type::S32, &mut draw)).collect(),
         ),
         Kind::Sink => Operand::Sink,
+        Kind::Labels | Kind::Function | Kind::Arguments => unreachable!("these need a kernel around them"),
         Kind::Label => Operand::Label(Label(0)),
         Kind::Integer => Operand::Integer(integer(modifiers, draw(4))),
     }
