@@ -30,6 +30,7 @@ mod race;
 mod report;
 mod run;
 mod scalar;
+mod small;
 mod tensor;
 mod traffic;
 mod warp;
