@@ -38,6 +38,7 @@ mod reduce;
 mod report;
 mod run;
 mod scalar;
+mod small;
 mod tensor;
 mod tensor_box;
 mod traffic;
