@@ -37,6 +37,10 @@ pub struct Options<'a> {
     pub sample: Sample,
     /// Warp instructions that one CTA may execute before it is taken for hung.
     pub budget_per_cta: u64,
+    /// Positions in [`Kernel::instructions`](ptx::Kernel::instructions) of memory accesses whose addresses the report is to show.
+    pub watch: &'a [usize],
+    /// Whether to look for races between CTAs on global memory. It takes memory and time: every byte's accesses are remembered.
+    pub global_races: bool,
     /// Worker threads; 0 for one per core.
     pub threads: usize,
     /// Set to true by someone else to stop the run early.
@@ -53,6 +57,8 @@ impl Options<'_> {
             policy: Policy::default(),
             sample: Sample::default(),
             budget_per_cta: 1 << 33,
+            watch: &[],
+            global_races: false,
             threads: 0,
             cancel: None,
             progress: None,

@@ -24,7 +24,7 @@ fn check(text: &str) -> Result<(), String> {
     for kernel in &kernels {
         kernel.validate().map_err(|e| format!("validate: {e}"))?;
         let again = parse(&kernel.to_string()).map_err(|e| format!("parse what was printed: {e}"))?;
-        if again.as_slice() != [kernel.clone()] {
+        if again.len() != 1 || again[0] != *kernel {
             return Err("the printed kernel is not the parsed one".to_owned());
         }
     }
