@@ -9,6 +9,7 @@ use lab::tensor_file::Layout;
 
 use crate::bench::BenchArguments;
 use crate::device::Device;
+use crate::probe::ProbeArguments;
 use crate::verify::VerifyArguments;
 
 /// FlashAttention, generation by generation: run each kernel on an emulated GPU and see why it is as fast as it is.
@@ -27,6 +28,8 @@ pub enum Command {
     Dig(Box<DigArguments>),
     /// Compute attention on your tensors with one stratum; writes `o` and `lse`.
     Run(Box<RunArguments>),
+    /// Run any kernel, of Triton or nvcc or your own, on an emulated GPU: what each source line costs, and what is wrong with it.
+    Probe(Box<ProbeArguments>),
     /// Write what every kernel takes and does, architecture by architecture, as text files (needs ptxas and nvdisasm).
     Facts(FactsArguments),
     /// Run the contract's cases and random small problems: the emulator or a GPU against the f64 reference.

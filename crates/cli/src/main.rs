@@ -7,7 +7,10 @@ mod dig;
 mod doctor;
 mod facts;
 mod output;
+mod probe;
+mod probe_report;
 mod progress;
+mod prose;
 mod question;
 mod report;
 mod run;
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Dig(arguments) => dig::dig(&arguments),
         Command::Run(arguments) => run::run(&arguments),
+        Command::Probe(arguments) => probe::run(&arguments),
         Command::Facts(arguments) => facts::facts(&arguments),
         Command::Verify(arguments) => verify::verify(&arguments),
         Command::Bench(arguments) => bench::bench(&arguments),

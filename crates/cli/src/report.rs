@@ -2,13 +2,11 @@
 
 use std::fmt::Write;
 
-use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use emulator::Level;
 use lab::figures::{bytes, list, percent, time};
-use lab::{Dug, Place, RegisterSource, Severity, Sources};
+use lab::{Dug, Evidence, RegisterSource, Sources};
 
-/// Columns that prose is wrapped to and the table kept within.
-const WIDTH: usize = 100;
+use crate::prose::{self, Style, paragraph};
 
 /// The report on what was dug, in the order it was dug. `color` marks headings and severities.
 pub fn text(dug: &[Dug], color: bool) -> String {
@@ -47,7 +45,7 @@ fn header(first: &Dug, dug: &[Dug]) -> String {
     let gpu = evidence.gpu;
     let mut text = format!(
         "{} {} on an emulated {} ({}, {} SMs at {:.2} GHz, {:.0} GB/s).",
-        evidence.problem,
+        record.problem,
         if record.dtype == "f32" { "f32" } else { "" },
         gpu.name,
         gpu.sm,
@@ -61,14 +59,8 @@ fn header(first: &Dug, dug: &[Dug]) -> String {
         let _ = write!(text, " {} of {} heads were run, counters are scaled to all", sample.heads, sample.of);
         text.push_str(if sample.exact { "." } else { "; sector counts depend a little on that: --full runs all." });
     }
-    let compulsory = evidence.problem.compulsory_bytes();
-    let narrow = |n: u128| u64::try_from(n).unwrap_or(u64::MAX);
-    let _ = write!(
-        text,
-        " Compulsory: {} read, {} written.",
-        bytes(narrow(compulsory.read)),
-        bytes(narrow(compulsory.write))
-    );
+    let compulsory = evidence.compulsory();
+    let _ = write!(text, " Compulsory: {} read, {} written.", bytes(compulsory.read), bytes(compulsory.written));
     let timed = dug.iter().find_map(|one| Some((one.record.measured_on.as_ref()?, one.measured.as_ref()?)));
     if let Some((name, measured)) = timed {
         let clock = measured.timing.clocks.as_ref().and_then(|clocks| clocks.sm_mhz);
@@ -79,17 +71,13 @@ fn header(first: &Dug, dug: &[Dug]) -> String {
 }
 
 fn table(dug: &[Dug]) -> String {
-    let mut table = Table::new();
-    let line = LineStyle::none().fill('─');
-    let style = TableStyle::new().header_separator(line);
-    table.load_style(style).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH as u16);
     let timed = dug.iter().any(|one| one.measured.is_some());
     let mut header = vec!["stratum", "modelled"];
     if timed {
         header.extend(["measured", "TFLOP/s"]);
     }
     header.extend(["requested", "unique", "conflicts", "n-way (ideal)", "occupancy", "error", "limiter"]);
-    table.set_header(header);
+    let mut table = prose::table(header);
     for Dug { evidence, record, measured, .. } in dug {
         let (counters, traffic) = (&record.counters, &record.traffic);
         let per_load = |n: u64| match counters.shared_load_instructions {
@@ -132,15 +120,7 @@ fn table(dug: &[Dug]) -> String {
         ]);
         table.add_row(row);
     }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 1));
-    }
-    for column in 1..if timed { 8 } else { 6 } {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table.to_string().lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+    prose::set(table, 1..if timed { 8 } else { 6 })
 }
 
 fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {
@@ -153,7 +133,7 @@ fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {
         }
         about.push(format!("{} shared bytes", lab::figures::count(main.shared_bytes.into())));
         about.push(match main.registers.source {
-            RegisterSource::Ptxas => format!("{} registers", main.registers.count),
+            RegisterSource::Ptxas | RegisterSource::Given => format!("{} registers", main.registers.count),
             RegisterSource::Liveness => format!("about {} registers (estimated)", main.registers.count),
         });
     }
@@ -174,84 +154,21 @@ fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {
     if evidence.launches.is_empty() {
         return paragraph(out, "  ", "There is no query: nothing is launched.");
     }
-    paragraph(out, "  ", &format!("Pipes: {}.", pipes(dug)));
+    paragraph(out, "  ", &format!("Pipes: {}.", pipes(evidence)));
     if let Some(wrong) = &dug.wrong {
         paragraph(out, "  ", &format!("{}: {wrong}", style.warning("WRONG RESULT")));
     }
-    if record.findings.is_empty() {
-        paragraph(out, "  ", "Nothing passes a threshold.");
-    }
-    for finding in &record.findings {
-        let mark = match finding.severity {
-            Severity::Warning => style.warning(&finding.id),
-            Severity::Note => style.note(&finding.id),
-        };
-        wrapped(out, "  * ", "    ", &format!("{mark}: {}", finding.text));
-        if let (Some(file), Some(line)) = (&finding.file, finding.line) {
-            let place = Place { file: file.clone(), line };
-            let _ = match sources.line(&place) {
-                Some(text) => writeln!(out, "      {}", clip(&format!("{file}:{line}: {text}"), WIDTH - 6)),
-                None => writeln!(out, "      {file}:{line}"),
-            };
-        }
-    }
+    prose::findings(out, &record.findings, style, sources);
 }
 
 /// The pipes of all launches that need at least a tenth of what the busiest needs.
-fn pipes(dug: &Dug) -> String {
-    let seconds = |pipe: &emulator::Pipe| Some((*pipe, dug.evidence.seconds_of(*pipe)?));
+pub fn pipes(evidence: &Evidence) -> String {
+    let seconds = |pipe: &emulator::Pipe| Some((*pipe, evidence.seconds_of(*pipe)?));
     let mut pipes: Vec<_> = emulator::Pipe::ALL.iter().filter_map(seconds).collect();
     pipes.sort_by(|a, b| b.1.total_cmp(&a.1));
     let most = pipes.first().map_or(0.0, |pipe| pipe.1);
     let spoken = pipes.into_iter().filter(|&(_, seconds)| seconds >= most / 10.0 && seconds > 0.0);
-    let instructions = dug.evidence.counters(Level::Merged).warp_instructions;
+    let instructions = evidence.counters(Level::Merged).warp_instructions;
     let times: Vec<String> = spoken.map(|(pipe, seconds)| format!("{pipe} {}", time(seconds))).collect();
     format!("{}; {} warp instructions", times.join(", "), lab::figures::count(instructions))
-}
-
-fn clip(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_string();
-    }
-    text.chars().take(width - 1).chain(['…']).collect()
-}
-
-fn paragraph(out: &mut String, indent: &str, text: &str) {
-    wrapped(out, indent, indent, text);
-}
-
-/// Wraps text; a number keeps its unit.
-fn wrapped(out: &mut String, first: &str, others: &str, text: &str) {
-    const NO_BREAK: &str = "\u{a0}";
-    let mut text = text.to_string();
-    for unit in ["%", "ms", "us", "B", "KB", "MB", "GB", "TB", "MiB"] {
-        for end in [" ", ",", ".", ":", ";", ")"] {
-            text = text.replace(&format!(" {unit}{end}"), &format!("{NO_BREAK}{unit}{end}"));
-        }
-    }
-    let options = textwrap::Options::new(WIDTH)
-        .initial_indent(first)
-        .subsequent_indent(others)
-        .word_splitter(textwrap::WordSplitter::NoHyphenation);
-    out.push_str(&textwrap::fill(&text, options).replace(NO_BREAK, " "));
-    out.push('\n');
-}
-
-#[derive(Clone, Copy)]
-struct Style {
-    color: bool,
-}
-
-impl Style {
-    fn heading(self, text: &str) -> String {
-        console::style(text).bold().force_styling(self.color).to_string()
-    }
-
-    fn warning(self, text: &str) -> String {
-        console::style(text).yellow().force_styling(self.color).to_string()
-    }
-
-    fn note(self, text: &str) -> String {
-        console::style(text).cyan().force_styling(self.color).to_string()
-    }
 }

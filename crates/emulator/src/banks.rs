@@ -53,12 +53,11 @@ pub struct Wavefronts {
 /// `addresses` are the lanes' byte addresses, `active` has a bit per lane that takes part, `bytes_per_lane` is the access
 /// width in bytes: 1, 2, 4, 8 or 16 (anything wider is counted as 16).
 pub fn wavefronts(addresses: &[u32; LANES], active: u32, bytes_per_lane: u32, rule: BankRule) -> Wavefronts {
-    let words = (bytes_per_lane as usize).div_ceil(4).clamp(1, MOST_WORDS);
-    let per_phase = LANES / words;
+    let words = words(bytes_per_lane);
     let (lanes, count) = lanes(addresses, active, words, rule);
 
     let mut total = Wavefronts::default();
-    for phase in lanes[..count].chunks(per_phase) {
+    for phase in lanes[..count].chunks(LANES / words) {
         let mut seen = [0u32; LANES];
         let mut distinct = 0;
         let mut filled = [0u32; BANKS];
@@ -77,6 +76,21 @@ pub fn wavefronts(addresses: &[u32; LANES], active: u32, bytes_per_lane: u32, ru
         total.ideal += u32::from(fullest > 0);
     }
     total
+}
+
+/// The lanes that each phase of an access serves, in order; those that do not take part, and those for which a packed neighbour
+/// stands, left out. The arguments are those of [`wavefronts`].
+pub fn phases(addresses: &[u32; LANES], active: u32, bytes_per_lane: u32, rule: BankRule) -> Vec<Vec<usize>> {
+    let words = words(bytes_per_lane);
+    let (lanes, count) = lanes(addresses, active, words, rule);
+    let phases = lanes[..count].chunks(LANES / words);
+    let taking_part = |phase: &[usize]| phase.iter().copied().filter(|&lane| active >> lane & 1 == 1).collect();
+    phases.map(taking_part).filter(|phase: &Vec<usize>| !phase.is_empty()).collect()
+}
+
+/// Words per lane of an access.
+fn words(bytes_per_lane: u32) -> usize {
+    (bytes_per_lane as usize).div_ceil(4).clamp(1, MOST_WORDS)
 }
 
 /// The lanes in the order in which phases take them, and how many there are: all 32, or half where two are packed for one.

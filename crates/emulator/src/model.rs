@@ -28,10 +28,10 @@
 //!
 //! L1 is not modelled: it would serve repeated touches of a CTA that are close in time.
 
-use arch::{Gpu, Occupancy, WARP_THREADS};
+use arch::{Gpu, Occupancy, PipeRates, WARP_THREADS};
 use ptx::{Instruction, Kernel, Modifier, Opcode, Type};
 
-use crate::{Access, Level, Report, TensorWork};
+use crate::{Access, Report, TensorWork};
 
 /// A throughput limit of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -163,55 +163,25 @@ impl Model {
 /// `occupancy` says how many CTAs one multiprocessor holds.
 pub fn model(kernel: &Kernel, report: &Report, gpu: &Gpu, occupancy: &Occupancy) -> Model {
     let scale = report.ctas_total as f64 / report.ctas_run.max(1) as f64;
-    let mut mix = Mix::default();
-    let mut wavefronts = 0.0;
-    // Operations, and the clocks of a multiprocessor that they take; `None` once a rate is not known.
-    let (mut tensor, mut tensor_clocks) = (0.0, Some(0.0));
-    for ((instruction, merged), ptx) in kernel.instructions().zip(&report.merged).zip(&report.ptx) {
-        // The followers of a merged access are gone from the instruction stream.
-        let executed = merged.executions.saturating_sub(ptx.requests.saturating_sub(merged.requests));
-        mix.add(self::mix(instruction, gpu), executed as f64);
-        wavefronts += merged.wavefronts as f64;
-        if let Some(work) = TensorWork::of(instruction) {
-            let flops = work.flops as f64 * (ptx.active_lanes / u64::from(WARP_THREADS)) as f64;
-            let rate = work.rate(&gpu.pipe_rates().tensor);
-            tensor += flops;
-            tensor_clocks = tensor_clocks.zip(rate).map(|(clocks, rate)| clocks + flops / f64::from(rate));
-        }
-    }
-    let counters = report.counters(kernel, Level::Merged);
-    let sector_bytes = 32.0 * (counters.global_load_sectors + counters.global_store_sectors) as f64;
+    let mut total = Work::default();
+    works(kernel, report, gpu).for_each(|work| total.add(&work));
     let dram = dram_bytes(report, gpu, occupancy);
 
-    let rates = gpu.pipe_rates();
-    let lanes = f64::from(WARP_THREADS);
     let sms = f64::from(gpu.sm_count) * gpu.clock_hz();
-    let special = mix.special / f64::from(rates.special)
-        + mix.exp2 / f64::from(rates.exp2)
-        + mix.convert / f64::from(rates.convert);
-    // A warp shuffle takes one clock (CUDA Programming Guide, throughput table: 32 lanes a clock).
-    let shared = wavefronts / rates.shared_wavefronts + mix.shuffle;
-    let packed = lanes * mix.convert_packed / f64::from(rates.convert_packed);
-
     let mut pipes = Vec::new();
-    let mut per_sm = |pipe, work: f64, clocks: f64| {
-        pipes.push(PipeTime { pipe, work: work * scale, seconds: clocks * scale / sms });
-    };
-    per_sm(Pipe::Issue, mix.issue, mix.issue / f64::from(rates.issue));
-    per_sm(Pipe::Fma, lanes * mix.fma, lanes * mix.fma / f64::from(rates.fma));
-    per_sm(Pipe::Half, 2.0 * lanes * mix.half, 2.0 * lanes * mix.half / f64::from(rates.half));
-    per_sm(Pipe::Alu, lanes * (mix.alu + mix.convert_packed), lanes * mix.alu / f64::from(rates.alu) + packed);
-    per_sm(Pipe::Special, lanes * (mix.special + mix.exp2 + mix.convert), lanes * special);
-    if let Some(clocks) = tensor_clocks.filter(|_| tensor > 0.0) {
-        per_sm(Pipe::Tensor, tensor, clocks);
+    for pipe in Pipe::ALL {
+        let (work, seconds) = match (pipe, gpu.l2_bandwidth()) {
+            (Pipe::Dram, _) => {
+                let bytes = (dram.read + dram.written) as f64;
+                (bytes, bytes / gpu.memory_bandwidth as f64)
+            }
+            (Pipe::L2, None) => continue,
+            (Pipe::Tensor, _) if total.tensor == 0.0 || total.unrated => continue,
+            (Pipe::L2, Some(bandwidth)) => (total.sector_bytes * scale, total.sector_bytes * scale / bandwidth),
+            _ => (total.on(pipe) * scale, total.clocks(pipe, &gpu.pipe_rates()) * scale / sms),
+        };
+        pipes.push(PipeTime { pipe, work, seconds });
     }
-    per_sm(Pipe::Shared, wavefronts + mix.shuffle, shared);
-    per_sm(Pipe::L1, sector_bytes, sector_bytes / f64::from(rates.l1_bytes));
-    if let Some(bandwidth) = gpu.l2_bandwidth() {
-        pipes.push(PipeTime { pipe: Pipe::L2, work: sector_bytes * scale, seconds: sector_bytes * scale / bandwidth });
-    }
-    let bytes = (dram.read + dram.written) as f64;
-    pipes.push(PipeTime { pipe: Pipe::Dram, work: bytes, seconds: bytes / gpu.memory_bandwidth as f64 });
 
     let ctas = report.ctas_total.max(1);
     let sm_count = u64::from(gpu.sm_count.max(1));
@@ -224,6 +194,97 @@ pub fn model(kernel: &Kernel, report: &Report, gpu: &Gpu, occupancy: &Occupancy)
         .max_by(|a, b| a.1.total_cmp(&b.1))
         .unwrap_or((Pipe::Issue, 0.0));
     Model { limiter, seconds, tail, waves, dram, pipes }
+}
+
+/// What each instruction has to do on a pipe, by position in [`Kernel::instructions`], of the whole launch, in the units of
+/// [`PipeTime::work`]; for DRAM the bytes it requests, as what reaches DRAM is not known by instruction.
+pub fn work_by_instruction(kernel: &Kernel, report: &Report, gpu: &Gpu, pipe: Pipe) -> Vec<f64> {
+    let scale = report.ctas_total as f64 / report.ctas_run.max(1) as f64;
+    works(kernel, report, gpu).map(|work| scale * work.on(pipe)).collect()
+}
+
+/// What the executions of each instruction have to do.
+fn works<'a>(kernel: &'a Kernel, report: &'a Report, gpu: &'a Gpu) -> impl Iterator<Item = Work> + 'a {
+    let counted = report.merged.iter().zip(&report.ptx);
+    kernel.instructions().zip(counted).map(move |(instruction, (merged, ptx))| {
+        // The followers of a merged access are gone from the instruction stream.
+        let executed = merged.executions.saturating_sub(ptx.requests.saturating_sub(merged.requests));
+        let mut work = Work { wavefronts: merged.wavefronts as f64, ..Work::default() };
+        work.mix.add(mix(instruction, gpu), executed as f64);
+        if let Some(product) = TensorWork::of(instruction) {
+            work.tensor = product.flops as f64 * (ptx.active_lanes / u64::from(WARP_THREADS)) as f64;
+            match product.rate(&gpu.pipe_rates().tensor) {
+                Some(rate) => work.tensor_clocks = work.tensor / f64::from(rate),
+                None => work.unrated = work.tensor > 0.0,
+            }
+        }
+        if matches!(Access::of(instruction), Some(Access::GlobalLoad | Access::GlobalStore | Access::Copy)) {
+            work.sector_bytes = 32.0 * merged.sectors as f64;
+        }
+        work
+    })
+}
+
+/// What instructions have to do.
+#[derive(Default)]
+struct Work {
+    mix: Mix,
+    wavefronts: f64,
+    sector_bytes: f64,
+    /// Operations of tensor instructions, and the clocks of a multiprocessor that they take.
+    tensor: f64,
+    tensor_clocks: f64,
+    /// Whether some of them have no rate that is known.
+    unrated: bool,
+}
+
+impl Work {
+    fn add(&mut self, other: &Self) {
+        self.mix.add(other.mix, 1.0);
+        self.wavefronts += other.wavefronts;
+        self.sector_bytes += other.sector_bytes;
+        self.tensor += other.tensor;
+        self.tensor_clocks += other.tensor_clocks;
+        self.unrated |= other.unrated;
+    }
+
+    /// On one pipe, in the units of [`PipeTime::work`].
+    fn on(&self, pipe: Pipe) -> f64 {
+        let (mix, lanes) = (&self.mix, f64::from(WARP_THREADS));
+        match pipe {
+            Pipe::Issue => mix.issue,
+            Pipe::Fma => lanes * mix.fma,
+            Pipe::Half => 2.0 * lanes * mix.half,
+            Pipe::Alu => lanes * (mix.alu + mix.convert_packed),
+            Pipe::Special => lanes * (mix.special + mix.exp2 + mix.convert),
+            Pipe::Tensor => self.tensor,
+            Pipe::Shared => self.wavefronts + mix.shuffle,
+            Pipe::L1 | Pipe::L2 | Pipe::Dram => self.sector_bytes,
+        }
+    }
+
+    /// Clocks that a pipe of one multiprocessor takes for it.
+    fn clocks(&self, pipe: Pipe, rates: &PipeRates) -> f64 {
+        let (mix, lanes) = (&self.mix, f64::from(WARP_THREADS));
+        match pipe {
+            Pipe::Issue => mix.issue / f64::from(rates.issue),
+            Pipe::Fma => lanes * mix.fma / f64::from(rates.fma),
+            Pipe::Half => 2.0 * lanes * mix.half / f64::from(rates.half),
+            Pipe::Alu => {
+                lanes * (mix.alu / f64::from(rates.alu) + mix.convert_packed / f64::from(rates.convert_packed))
+            }
+            Pipe::Special => {
+                lanes
+                    * (mix.special / f64::from(rates.special)
+                        + mix.exp2 / f64::from(rates.exp2)
+                        + mix.convert / f64::from(rates.convert))
+            }
+            Pipe::Tensor => self.tensor_clocks,
+            // A warp shuffle takes one clock (CUDA Programming Guide, throughput table: 32 lanes a clock).
+            Pipe::Shared => self.wavefronts / rates.shared_wavefronts + mix.shuffle,
+            Pipe::L1 | Pipe::L2 | Pipe::Dram => self.sector_bytes / f64::from(rates.l1_bytes),
+        }
+    }
 }
 
 /// The module documentation's L2 model.
@@ -447,7 +508,8 @@ mod tests {
 
     fn report(counted: Vec<InstructionCounters>, ctas_run: u64, ctas_total: u64) -> Report {
         let traffic = Traffic::default();
-        Report { ptx: counted.clone(), merged: counted, traffic, ctas_run, ctas_total, live_registers: 32 }
+        let watched = Vec::new();
+        Report { ptx: counted.clone(), merged: counted, traffic, ctas_run, ctas_total, live_registers: 32, watched }
     }
 
     fn executed(executions: u64) -> InstructionCounters {

@@ -7,7 +7,7 @@
 use crate::banks::{self, BankRule};
 use crate::lanes::{WARP, expand};
 use crate::program::Merged;
-use crate::report::InstructionCounters;
+use crate::report::{InstructionCounters, Shape};
 
 /// Addresses that differ by a multiple of this fall on the same banks, sectors and bit positions.
 pub(crate) const PERIOD: u64 = 128;
@@ -24,6 +24,8 @@ pub(crate) enum Kind {
 /// One shape of addresses of one instruction.
 pub(crate) struct Pattern {
     active: u32,
+    /// The first active lane's address when the shape was first met.
+    first: u64,
     phase: u64,
     /// Distance of each lane from the first active one; 0 for inactive lanes.
     deltas: [i32; WARP],
@@ -138,6 +140,7 @@ impl Pattern {
         let is_dense = distinct.windows(2).all(|pair| i64::from(pair[1]) - i64::from(pair[0]) == size);
         let mut pattern = Self {
             active,
+            first,
             phase: first % PERIOD,
             deltas,
             low: i64::from(distinct[0]),
@@ -284,6 +287,15 @@ impl Shapes {
     fn forget(&mut self, pattern: &Pattern) {
         self.ptx += pattern.ptx.times(pattern.hits);
         self.merged += pattern.merged.times(pattern.hits);
+    }
+
+    /// What was met, in the order it was met, for those who watch.
+    pub(crate) fn seen(&self) -> impl Iterator<Item = Shape> {
+        self.patterns.iter().map(|pattern| Shape {
+            addresses: std::array::from_fn(|lane| pattern.first.wrapping_add_signed(pattern.deltas[lane].into())),
+            active: pattern.active,
+            executions: pattern.hits,
+        })
     }
 
     /// All that was counted: as PTX states it, and after the merge.

@@ -93,6 +93,55 @@ pub struct Traffic {
     pub requested_written: u64,
 }
 
+/// A warp's addresses in one watched access.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// By lane, when this shape was first met; of no meaning where the lane is not active.
+    pub addresses: [u64; 32],
+    /// A bit per lane that takes part.
+    pub active: u32,
+    /// Executions whose addresses differ from these by a multiple of 128 bytes in all lanes alike.
+    pub executions: u64,
+}
+
+impl Shape {
+    /// The lanes that take part.
+    pub fn lanes(&self) -> impl Iterator<Item = usize> {
+        let active = self.active;
+        (0..32).filter(move |lane| active >> lane & 1 == 1)
+    }
+
+    /// Whether the addresses differ from another's by a multiple of 128 bytes in all lanes alike.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let first = self.active.trailing_zeros() as usize % 32;
+        let apart = self.addresses[first].wrapping_sub(other.addresses[first]);
+        let alike = |lane: usize| self.addresses[lane].wrapping_sub(other.addresses[lane]) == apart;
+        self.active == other.active && apart.is_multiple_of(128) && self.lanes().all(alike)
+    }
+}
+
+/// What a machine instruction that a watched one becomes accesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Bytes from the watched instruction's own address.
+    pub offset: i32,
+    /// Bytes per lane.
+    pub bytes: u32,
+}
+
+/// The addresses that an instruction named in [`Options::watch`](crate::Options::watch) accessed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Watched {
+    /// Its position in [`Kernel::instructions`].
+    pub position: usize,
+    /// Bytes per lane as PTX states it.
+    pub bytes: u32,
+    /// What is accessed in its place after the modelled merge; nothing where another instruction's access does it.
+    pub merged: Vec<Part>,
+    /// In the order they were met, first those of the first CTA; only the first 64 and the latest are kept.
+    pub shapes: Vec<Shape>,
+}
+
 /// The counters of one execution of a launch, or of the part of it that was run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
@@ -108,6 +157,8 @@ pub struct Report {
     pub ctas_total: u64,
     /// Registers live at once, at most: what a register allocator cannot do without.
     pub live_registers: u32,
+    /// The accesses that were watched, by position.
+    pub watched: Vec<Watched>,
 }
 
 /// Totals under the names that records use.

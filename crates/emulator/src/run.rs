@@ -15,8 +15,8 @@ use crate::map;
 use crate::memory::Memory;
 use crate::options::{Options, Policy, Sample};
 use crate::pattern::SECTOR;
-use crate::program::{self, Program};
-use crate::report::{Access, InstructionCounters, Report};
+use crate::program::{self, Merged, Program};
+use crate::report::{Access, InstructionCounters, Part, Report, Shape, Watched};
 use crate::warp::Warp;
 
 /// What all workers of a launch share.
@@ -116,10 +116,12 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
     let failure: Mutex<Option<(u64, RunError)>> = Mutex::new(None);
     let work = || {
         let mut worker = Worker::new(&job, &program);
+        let mut first = u64::MAX;
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
+            first = first.min(index);
             if index >= count || stop.load(Ordering::Relaxed) {
-                return worker;
+                return (first, worker);
             }
             let cluster = clusters.get(index as usize).copied().unwrap_or(index);
             if let Err(error) = worker.run_cluster(cluster) {
@@ -128,7 +130,7 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
                 if failure.as_ref().is_none_or(|(lowest, _)| cluster < *lowest) {
                     *failure = Some((cluster, error));
                 }
-                return worker;
+                return (first, worker);
             }
             let done = finished.fetch_add(cluster_ctas, Ordering::Relaxed) + cluster_ctas;
             if let Some(progress) = options.progress {
@@ -138,7 +140,7 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
     };
     let available = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = if options.threads == 0 { available } else { options.threads }.min(count.max(1) as usize);
-    let workers = std::thread::scope(|scope| {
+    let mut workers = std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
         let mut results = vec![work()];
         // A worker does not panic; if one did, its panic goes on here.
@@ -150,11 +152,22 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
     if let Some((_, error)) = failure.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
         return Err(error);
     }
-    Ok(collect(kernel, &program, workers, count * cluster_ctas, total))
+    // Whoever ran the first cluster comes first: what is watched is shown as that one saw it.
+    workers.sort_by_key(|&(first, _)| first);
+    let workers = workers.into_iter().map(|(_, worker)| worker).collect();
+    Ok(collect(kernel, &program, workers, options.watch, count * cluster_ctas, total))
 }
 
 /// The counters of all workers together.
-fn collect(kernel: &Kernel, program: &Program, workers: Vec<Worker<'_>>, ctas_run: u64, ctas_total: u64) -> Report {
+fn collect(
+    kernel: &Kernel,
+    program: &Program,
+    workers: Vec<Worker<'_>>,
+    watch: &[usize],
+    ctas_run: u64,
+    ctas_total: u64,
+) -> Report {
+    let watched = watched(program, &workers, watch);
     // The last decoded instruction is the end of the code, which the kernel does not have.
     let instructions = program.ops.len() - 1;
     let mut ptx = vec![InstructionCounters::default(); instructions];
@@ -193,7 +206,26 @@ fn collect(kernel: &Kernel, program: &Program, workers: Vec<Worker<'_>>, ctas_ru
             _ => {}
         }
     }
-    Report { ptx, merged, traffic, ctas_run, ctas_total, live_registers: program.live_registers }
+    Report { ptx, merged, traffic, ctas_run, ctas_total, live_registers: program.live_registers, watched }
+}
+
+/// The addresses that the instructions at these positions accessed.
+fn watched(program: &Program, workers: &[Worker<'_>], watch: &[usize]) -> Vec<Watched> {
+    let watched = program.memory.iter().enumerate().filter(|(_, memory)| watch.contains(&memory.position));
+    watched
+        .map(|(index, memory)| {
+            let mut shapes: Vec<Shape> = Vec::new();
+            for seen in workers.iter().flat_map(|worker| worker.shapes[index].seen()) {
+                match shapes.iter_mut().find(|shape| shape.is_like(&seen)) {
+                    Some(shape) => shape.executions += seen.executions,
+                    None => shapes.push(seen),
+                }
+            }
+            let part = |access: &Merged| Part { offset: access.delta, bytes: access.bytes };
+            let merged = memory.merged.iter().map(part).collect();
+            Watched { position: memory.position, bytes: memory.lane_bytes(), merged, shapes }
+        })
+        .collect()
 }
 
 /// The arguments as they lie in parameter memory.

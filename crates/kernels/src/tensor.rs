@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use rand::{RngExt, SeedableRng};
+use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::reference::{HeadOutput, all_heads};
@@ -214,17 +214,8 @@ impl Tensor {
     /// # Errors
     /// When memory does not suffice.
     pub fn randn(dtype: Dtype, shape: &[usize], seed: u64) -> Result<Tensor, TensorError> {
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        // Box and Muller 1958: two normals from two uniforms.
-        let mut second = None;
-        Self::generate(dtype, shape, |_| {
-            second.take().unwrap_or_else(|| {
-                let radius = (-2.0 * f64::ln(1.0 - rng.random::<f64>())).sqrt();
-                let (sin, cos) = (std::f64::consts::TAU * rng.random::<f64>()).sin_cos();
-                second = Some(radius * sin);
-                radius * cos
-            })
-        })
+        let mut normal = normals(ChaCha8Rng::seed_from_u64(seed));
+        Self::generate(dtype, shape, |_| normal())
     }
 
     /// The element type.
@@ -735,6 +726,19 @@ pub enum InputError {
     /// A view that cannot be made.
     #[error(transparent)]
     Tensor(#[from] TensorError),
+}
+
+/// Standard normal numbers, one a call, by Box and Muller 1958: two normals from two uniforms.
+pub fn normals(mut rng: impl Rng) -> impl FnMut() -> f64 {
+    let mut second = None;
+    move || {
+        second.take().unwrap_or_else(|| {
+            let radius = (-2.0 * f64::ln(1.0 - rng.random::<f64>())).sqrt();
+            let (sin, cos) = (std::f64::consts::TAU * rng.random::<f64>()).sin_cos();
+            second = Some(radius * sin);
+            radius * cos
+        })
+    }
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ pub fn transition(
     (after, of_after): (&Evidence, &[Finding]),
 ) -> Result<Vec<String>, Incomparable> {
     let keys = [
-        ("the problem", before.problem.to_string(), after.problem.to_string()),
+        ("the problem", problem(before), problem(after)),
         ("the GPU", before.gpu.name.to_string(), after.gpu.name.to_string()),
     ];
     if let Some((field, of_before, of_after)) = keys.into_iter().find(|(_, a, b)| a != b) {
@@ -88,6 +88,10 @@ pub fn transition(
     said.extend(moved("Gone", of_before, of_after));
     said.extend(moved("New", of_after, of_before));
     Ok(said)
+}
+
+fn problem(evidence: &Evidence) -> String {
+    evidence.problem.as_ref().map_or_else(|| "unknown".into(), ToString::to_string)
 }
 
 fn time_change(before: &Evidence, after: &Evidence) -> String {

@@ -117,7 +117,7 @@ impl Digger {
             .into_par_iter()
             .map(|mut launch| {
                 launch.report.ctas_total = whole(launch.report.ctas_total);
-                let registers = registers(&launch.kernel, &launch.report);
+                let registers = registers(&launch.kernel, &launch.report, launch.threads);
                 LaunchEvidence::of(
                     launch.kernel,
                     launch.report,
@@ -130,7 +130,7 @@ impl Digger {
             .collect::<Result<Vec<_>, _>>()
             .map_err(|source| DigError::Occupancy { stratum, source })?;
         let evidence =
-            Evidence { stratum: stratum.to_string(), problem: self.problem.clone(), gpu: self.gpu, launches };
+            Evidence { stratum: stratum.to_string(), problem: Some(self.problem.clone()), gpu: self.gpu, launches };
         let accuracy = Accuracy {
             error: Some(verdict.relative_error).filter(|error| error.is_finite()),
             lse_error: Some(verdict.max_lse_error).filter(|error| error.is_finite()),
@@ -138,7 +138,8 @@ impl Digger {
         };
         let found = findings(&evidence);
         let tiles = TileRecord { block_q: tiles.block_q, block_kv: tiles.block_kv, threads: tiles.threads };
-        let record = Record::of_emulator(&evidence, tiles, self.seed, sample.sampling.clone(), accuracy, found);
+        let record =
+            Record::of_emulator(&evidence, &self.problem, tiles, self.seed, sample.sampling.clone(), accuracy, found);
         Ok(Dug { evidence, record, wrong: verdict.wrong.map(|wrong| wrong.to_string()), measured: None })
     }
 

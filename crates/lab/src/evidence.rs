@@ -1,4 +1,4 @@
-//! What was counted of one stratum on one problem and GPU: all that findings and comparisons may speak from.
+//! What was counted of one stratum on one problem and GPU, or of one kernel from elsewhere: all that findings and comparisons may speak from.
 
 use std::collections::BTreeMap;
 
@@ -119,13 +119,13 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// A stratum's launches on one problem and GPU.
+/// What was launched, on one GPU: a stratum on a problem, or a kernel from elsewhere.
 #[derive(Clone, Debug)]
 pub struct Evidence {
-    /// The stratum's name.
+    /// The stratum's name, or the kernel's.
     pub stratum: String,
-    /// The whole problem, also when only some of its heads were run.
-    pub problem: Problem,
+    /// The whole problem, also when only some of its heads were run; `None` of a kernel that is no stratum.
+    pub problem: Option<Problem>,
     /// The board that is modelled.
     pub gpu: &'static Gpu,
     /// In the order they run.
@@ -173,6 +173,21 @@ impl Evidence {
     /// The launch that takes longest, whose occupancy and limiter stand for the stratum.
     pub fn main_launch(&self) -> Option<&LaunchEvidence> {
         self.launches.iter().max_by(|a, b| a.model.seconds.total_cmp(&b.model.seconds))
+    }
+
+    /// Bytes that must be read and written at least: the problem's, or the distinct ones where no problem is known.
+    pub fn compulsory(&self) -> DramBytes {
+        let narrow = |bytes: u128| u64::try_from(bytes).unwrap_or(u64::MAX);
+        match &self.problem {
+            Some(problem) => {
+                let bytes = problem.compulsory_bytes();
+                DramBytes { read: narrow(bytes.read), written: narrow(bytes.write) }
+            }
+            None => {
+                let traffic = self.traffic();
+                DramBytes { read: traffic.unique_read, written: traffic.unique_written }
+            }
+        }
     }
 
     /// Totals per source line at a level, by file and line.

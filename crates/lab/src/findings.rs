@@ -1,9 +1,9 @@
-//! What a stratum suffers from: rules over counters, each with its threshold, its cost and the remedy that holds here.
+//! What a stratum, or a kernel from elsewhere, suffers from: rules over counters, each with its threshold, its cost and the remedy that holds here.
 
 use arch::{Limiter, TensorOperand, WARP_THREADS};
 use emulator::{Access, Level, Pipe};
 use kernels::Dtype;
-use ptx::Opcode;
+use ptx::{Opcode, Type};
 use serde::{Deserialize, Serialize};
 
 use crate::evidence::{Evidence, LaunchEvidence, Place, is_shared};
@@ -88,13 +88,30 @@ pub fn findings(evidence: &Evidence) -> Vec<Finding> {
 
 /// The operand type of tensor products that keep the precision of this storage type, where the GPU has them.
 fn tensor_operand(evidence: &Evidence) -> Option<(TensorOperand, u32)> {
-    let operand = match evidence.problem.dtype {
+    let dtype = evidence.problem.as_ref().map_or_else(|| widened(evidence), |problem| problem.dtype);
+    let operand = match dtype {
         Dtype::F16 => TensorOperand::F16,
         Dtype::Bf16 => TensorOperand::Bf16,
         // tf32 drops 13 bits of the mantissa: not the same result.
         Dtype::F32 => return None,
     };
     evidence.gpu.pipe_rates().tensor.of(operand).map(|rate| (operand, rate))
+}
+
+/// The type that a kernel of an unknown problem widens most often to compute in f32; f32 when it widens none.
+fn widened(evidence: &Evidence) -> Dtype {
+    let from = |narrow: Type| -> u64 {
+        let widening = |instruction: &ptx::Instruction| {
+            instruction.opcode() == Opcode::Cvt && instruction.types().eq([Type::F32, narrow])
+        };
+        let all = evidence.launches.iter().flat_map(LaunchEvidence::instructions);
+        all.filter(|(instruction, _)| widening(instruction)).map(|(_, counted)| counted.executions).sum()
+    };
+    match (from(Type::F16), from(Type::Bf16)) {
+        (0, 0) => Dtype::F32,
+        (half, brain) if half >= brain => Dtype::F16,
+        _ => Dtype::Bf16,
+    }
 }
 
 /// `launch of v2's `flash_v2`` is only worth naming where there are several.
@@ -132,7 +149,7 @@ fn occupancy(evidence: &Evidence, launch: &LaunchEvidence) -> Option<Finding> {
             "registers ({} a thread{})",
             launch.registers.count,
             match launch.registers.source {
-                RegisterSource::Ptxas => "",
+                RegisterSource::Ptxas | RegisterSource::Given => "",
                 RegisterSource::Liveness => ", estimated",
             }
         ),
@@ -219,9 +236,8 @@ fn spills(evidence: &Evidence, launch: &LaunchEvidence) -> Option<Finding> {
 /// DRAM bytes over the compulsory ones, by cause: results that go through memory, and bytes that go by again.
 fn dram_bytes(evidence: &Evidence) -> Vec<Finding> {
     let (traffic, dram) = (evidence.traffic(), evidence.dram());
-    let needed = evidence.problem.compulsory_bytes();
-    let narrow = |bytes: u128| u64::try_from(bytes).unwrap_or(u64::MAX);
-    let compulsory = narrow(needed.read + needed.write);
+    let needed = evidence.compulsory();
+    let compulsory = needed.read + needed.written;
     let (moved, unique) = (dram.read + dram.written, traffic.unique_read + traffic.unique_written);
     if ratio(moved, compulsory) <= threshold::BYTES {
         return Vec::new();
@@ -229,16 +245,17 @@ fn dram_bytes(evidence: &Evidence) -> Vec<Finding> {
     let lines = evidence.lines_by(global_sectors);
     let seconds = moved as f64 / evidence.gpu.memory_bandwidth as f64;
     let measured = format!(
-        "DRAM traffic is modelled at {}, {} the compulsory {} (threshold {}): {} read where {} must be, {} written where {} must be. \
+        "DRAM traffic is modelled at {}, {} the {} {} (threshold {}): {} read where {} must be, {} written where {} must be. \
          {}. It takes {}, {} of the modelled time.",
         bytes(moved),
         times(ratio(moved, compulsory)),
+        needed_name(evidence),
         bytes(compulsory),
         times(threshold::BYTES),
         bytes(dram.read),
-        bytes(narrow(needed.read)),
+        bytes(needed.read),
         bytes(dram.written),
-        bytes(narrow(needed.write)),
+        bytes(needed.written),
         share_of_lines(&lines),
         time(seconds),
         percent(seconds / evidence.seconds()),
@@ -275,6 +292,11 @@ fn dram_bytes(evidence: &Evidence) -> Vec<Finding> {
     causes.iter().filter(|cause| cause.1 >= begins).map(finding).collect()
 }
 
+/// What the bytes that a ratio is taken to are called.
+fn needed_name(evidence: &Evidence) -> &'static str {
+    if evidence.problem.is_some() { "compulsory" } else { "distinct" }
+}
+
 fn global_sectors(instruction: &ptx::Instruction, counted: &emulator::InstructionCounters) -> u64 {
     match Access::of(instruction) {
         Some(Access::GlobalLoad | Access::Copy | Access::GlobalStore) => counted.sectors,
@@ -284,19 +306,23 @@ fn global_sectors(instruction: &ptx::Instruction, counted: &emulator::Instructio
 
 fn requested(evidence: &Evidence) -> Option<Finding> {
     let (traffic, dram) = (evidence.traffic(), evidence.dram());
-    let needed = evidence.problem.compulsory_bytes();
-    let compulsory = u64::try_from(needed.read + needed.write).unwrap_or(u64::MAX);
+    let needed = evidence.compulsory();
+    let compulsory = needed.read + needed.written;
     let requested = traffic.requested_read + traffic.requested_written;
     let moved = dram.read + dram.written;
     if ratio(requested, compulsory) <= threshold::BYTES || ratio(moved, compulsory) > threshold::BYTES {
         return None;
     }
     let lines = evidence.lines_by(global_sectors);
+    let remedy = match evidence.problem {
+        Some(_) => "Every block of queries reads all keys and values that it sees: taller blocks read them less often.",
+        None => "CTAs and loops read the same bytes again: larger tiles read them less often.",
+    };
     let text = format!(
-        "{} are requested, {} the compulsory {} (threshold {}), {}. L2 serves all but {}. Every block of queries reads all keys and \
-         values that it sees: taller blocks read them less often.",
+        "{} are requested, {} the {} {} (threshold {}), {}. L2 serves all but {}. {remedy}",
         bytes(requested),
         times(ratio(requested, compulsory)),
+        needed_name(evidence),
         bytes(compulsory),
         times(threshold::BYTES),
         share_of_lines(&lines),
@@ -373,6 +399,11 @@ fn bank_conflicts(evidence: &Evidence, direction: &str) -> Option<Finding> {
         / evidence.gpu.pipe_rates().shared_wavefronts
         / (f64::from(evidence.gpu.sm_count) * evidence.gpu.clock_hz());
     let remedy = match (evidence.stratum.as_str(), tensor_operand(evidence)) {
+        _ if evidence.problem.is_none() => {
+            "A padded or swizzled tile spreads the lanes over the banks: `strata probe --line` shows the lanes and tries such \
+             layouts."
+                .into()
+        }
         (_, Some((operand, _))) => format!(
             "On {} the products of {operand} belong on the tensor cores (v2_tc), whose ldmatrix reads a swizzled tile without \
              conflicts; storing K transposed is not the remedy here.",
@@ -403,10 +434,10 @@ fn bank_conflicts(evidence: &Evidence, direction: &str) -> Option<Finding> {
 }
 
 fn divisions(evidence: &Evidence) -> Option<Finding> {
-    let problem = &evidence.problem;
+    let problem = evidence.problem.as_ref()?;
     let outputs = (problem.total_q() * problem.heads_q * problem.head_dim_v) as u64;
     let lines = evidence.lines_by(|instruction, counted| match instruction.opcode() {
-        Opcode::Div | Opcode::Rcp if instruction.ty().is_some_and(ptx::Type::is_float) => counted.active_lanes,
+        Opcode::Div | Opcode::Rcp if instruction.ty().is_some_and(Type::is_float) => counted.active_lanes,
         _ => 0,
     });
     let divisions: u64 = lines.iter().map(|(_, lanes)| lanes).sum();
@@ -431,23 +462,27 @@ fn divisions(evidence: &Evidence) -> Option<Finding> {
 fn idle_tensor_cores(evidence: &Evidence) -> Option<Finding> {
     let (operand, rate) = tensor_operand(evidence)?;
     let lines = evidence.lines_by(|instruction, counted| match (instruction.opcode(), instruction.ty()) {
-        (Opcode::Fma, Some(ptx::Type::F32)) => counted.active_lanes,
+        (Opcode::Fma, Some(Type::F32)) => counted.active_lanes,
         _ => 0,
     });
     let multiply_adds: u64 = lines.iter().map(|(_, lanes)| lanes).sum();
-    let flops = evidence.problem.flops();
-    // Half of the products on the FMA pipe: not merely the softmax's.
-    if 4 * u128::from(multiply_adds) < flops || flops == 0 {
+    // Half of the products, or half of the time, on the FMA pipe: not merely the softmax's.
+    let much = match &evidence.problem {
+        Some(problem) => problem.flops() > 0 && 4 * u128::from(multiply_adds) >= problem.flops(),
+        None => multiply_adds > 0 && 2.0 * evidence.seconds_of(Pipe::Fma)? >= evidence.seconds(),
+    };
+    if !much {
         return None;
     }
     let gpu = evidence.gpu;
     let fma = f64::from(2 * gpu.pipe_rates().fma);
     let text = format!(
-        "{} multiply-adds run on the FMA pipe, {}. The tensor cores of the {} do {operand} products {} as fast and idle: v2_tc uses them.",
+        "{} multiply-adds run on the FMA pipe, {}. The tensor cores of the {} do {operand} products {} as fast and idle{}.",
         count(multiply_adds),
         share_of_lines(&lines),
         gpu.name,
         times(f64::from(rate) / fma),
+        if evidence.problem.is_some() { ": v2_tc uses them" } else { "" },
     );
     Some(Finding::new("idle-tensor-cores", Severity::Warning, lines.first().map(|(place, _)| place), text))
 }
@@ -478,7 +513,11 @@ fn limiter(evidence: &Evidence) -> Option<Finding> {
             let wavefronts = counters.shared_load_wavefronts + counters.shared_store_wavefronts;
             let unconflicted = launch.model.seconds * (1.0 - ratio(conflicts, wavefronts));
             let remedy = match tensor_operand(evidence) {
-                Some(_) => "Tensor products read each word for more multiply-adds (v2_tc).",
+                Some(_) if evidence.problem.is_some() => {
+                    "Tensor products read each word for more multiply-adds (v2_tc)."
+                }
+                Some(_) => "Tensor products read each word for more multiply-adds.",
+
                 None => "Larger register tiles use each word loaded for more multiply-adds.",
             };
             let without = match conflicts {
@@ -496,8 +535,9 @@ fn limiter(evidence: &Evidence) -> Option<Finding> {
                 _ => 0,
             });
             let text = format!(
-                "{compared}, {}. Exponentials evaluated as polynomials on the FMA pipe relieve it (v4).",
-                share_of_lines(&lines)
+                "{compared}, {}. Exponentials evaluated as polynomials on the FMA pipe relieve it{}.",
+                share_of_lines(&lines),
+                if evidence.problem.is_some() { " (v4)" } else { "" }
             );
             Some(Finding::new("special-limited", Severity::Warning, lines.first().map(|(place, _)| place), text))
         }

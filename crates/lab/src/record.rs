@@ -2,6 +2,7 @@
 
 use arch::Limiter;
 use emulator::{Counters, Level, Pipe};
+use kernels::Problem;
 use serde::{Deserialize, Serialize};
 
 use crate::evidence::{Evidence, LaunchEvidence};
@@ -13,16 +14,16 @@ pub const SCHEMA: u32 = 1;
 
 /// What a `--json` file holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Document {
+pub struct Document<R = Record> {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// One per stratum.
-    pub records: Vec<Record>,
+    /// One per stratum or kernel.
+    pub records: Vec<R>,
 }
 
-impl Document {
+impl<R> Document<R> {
     /// A document of the current schema.
-    pub fn new(records: Vec<Record>) -> Self {
+    pub fn new(records: Vec<R>) -> Self {
         Self { schema: SCHEMA, records }
     }
 }
@@ -228,6 +229,7 @@ impl Record {
     /// The record of what the emulator counted.
     pub fn of_emulator(
         evidence: &Evidence,
+        problem: &Problem,
         tiles: TileRecord,
         seed: Option<u64>,
         sample: Sampling,
@@ -235,15 +237,12 @@ impl Record {
         findings: Vec<Finding>,
     ) -> Self {
         let main = evidence.main_launch();
-        let (traffic, dram) = (evidence.traffic(), evidence.dram());
-        let compulsory = evidence.problem.compulsory_bytes();
-        let narrow = |bytes: u128| u64::try_from(bytes).unwrap_or(u64::MAX);
         Self {
             stratum: evidence.stratum.clone(),
             gpu: evidence.gpu.name.into(),
             sm: evidence.gpu.sm.to_string(),
-            dtype: evidence.problem.dtype.to_string(),
-            problem: evidence.problem.to_string(),
+            dtype: problem.dtype.to_string(),
+            problem: problem.to_string(),
             source: "emulator".into(),
             level: Level::Merged.name().into(),
             tiles,
@@ -255,22 +254,8 @@ impl Record {
             counters: evidence.counters(Level::Merged),
             counters_ptx: evidence.counters(Level::Ptx),
             occupancy: main.map(OccupancyRecord::of),
-            traffic: TrafficRecord {
-                compulsory_read: narrow(compulsory.read),
-                compulsory_written: narrow(compulsory.write),
-                unique_read: traffic.unique_read,
-                unique_written: traffic.unique_written,
-                dram_read_modelled: dram.read,
-                dram_written_modelled: dram.written,
-                requested_read: traffic.requested_read,
-                requested_written: traffic.requested_written,
-            },
-            pipes: Pipe::ALL
-                .iter()
-                .filter_map(|&pipe| {
-                    Some(PipeRecord { pipe: pipe.name().into(), time_ms: 1e3 * evidence.seconds_of(pipe)? })
-                })
-                .collect(),
+            traffic: TrafficRecord::of(evidence),
+            pipes: PipeRecord::all(evidence),
             limiter: main.map(|launch| launch.model.limiter.name().into()),
             modelled_time_ms: 1e3 * evidence.seconds(),
             measured_time_ms: None,
@@ -284,6 +269,31 @@ impl Record {
                 .collect(),
             findings,
         }
+    }
+}
+
+impl TrafficRecord {
+    /// The bytes of all launches.
+    pub fn of(evidence: &Evidence) -> Self {
+        let (traffic, dram, compulsory) = (evidence.traffic(), evidence.dram(), evidence.compulsory());
+        Self {
+            compulsory_read: compulsory.read,
+            compulsory_written: compulsory.written,
+            unique_read: traffic.unique_read,
+            unique_written: traffic.unique_written,
+            dram_read_modelled: dram.read,
+            dram_written_modelled: dram.written,
+            requested_read: traffic.requested_read,
+            requested_written: traffic.requested_written,
+        }
+    }
+}
+
+impl PipeRecord {
+    /// Each pipe whose rate is known, over all launches.
+    pub fn all(evidence: &Evidence) -> Vec<Self> {
+        let record = |&pipe: &Pipe| Some(Self { pipe: pipe.name().into(), time_ms: 1e3 * evidence.seconds_of(pipe)? });
+        Pipe::ALL.iter().filter_map(record).collect()
     }
 }
 
@@ -305,7 +315,8 @@ impl LaunchRecord {
 }
 
 impl OccupancyRecord {
-    fn of(launch: &LaunchEvidence) -> Self {
+    /// The occupancy of a launch.
+    pub fn of(launch: &LaunchEvidence) -> Self {
         let occupancy = &launch.occupancy;
         let name = |limiter: &Limiter| match limiter {
             Limiter::Warps => "warps",

@@ -14,6 +14,8 @@ pub enum RegisterSource {
     Ptxas,
     /// Estimated from the registers live at once.
     Liveness,
+    /// The user said so.
+    Given,
 }
 
 /// The registers of a thread.
@@ -28,23 +30,29 @@ pub struct Registers {
 }
 
 /// The assembler gives no kernel of interest fewer.
-const LEAST: u32 = 32;
+pub const LEAST: u32 = 32;
 
-/// The registers of a thread of `kernel`: what `ptxas` says where it is installed, else an estimate.
+/// The registers of a thread of `kernel` in a CTA of `threads`: what `ptxas` says where it is installed, else an estimate.
 ///
 /// The estimate is what is live at once; the assembler may need some more, or fewer where it computes a value again
 /// rather than keep it.
-pub fn registers(kernel: &Kernel, report: &Report) -> Registers {
+pub fn registers(kernel: &Kernel, report: &Report, threads: u32) -> Registers {
     match ptxas::assemble(kernel) {
         Ok(assembled) => Registers {
             count: assembled.resources.registers,
             source: RegisterSource::Ptxas,
             spilled_bytes: assembled.resources.spill_store_bytes,
         },
-        Err(_) => {
-            let most = kernel.target.sm().limits().max_registers_per_thread;
-            let count = report.live_registers.next_multiple_of(8).clamp(LEAST, most);
-            Registers { count, source: RegisterSource::Liveness, spilled_bytes: 0 }
-        }
+        Err(_) => estimate(kernel, report, threads),
     }
+}
+
+/// What is live at once, rounded up to the unit of allocation and at least [`LEAST`]; as the assembler, which would rather spill,
+/// no more than let a CTA of `threads` threads fit.
+pub fn estimate(kernel: &Kernel, report: &Report, threads: u32) -> Registers {
+    let limits = kernel.target.sm().limits();
+    let fitting = limits.registers / threads.next_multiple_of(arch::WARP_THREADS).max(1) / 8 * 8;
+    let most = limits.max_registers_per_thread.min(fitting.max(LEAST));
+    let count = report.live_registers.next_multiple_of(8).clamp(LEAST, most);
+    Registers { count, source: RegisterSource::Liveness, spilled_bytes: 0 }
 }

@@ -15,6 +15,7 @@ use kernels::{Dtype, Inputs, Tensor, TensorError};
 use safetensors::tensor::{Metadata, TensorView};
 
 use crate::atomic_file;
+use crate::element::Element;
 
 /// The order of a file's dimensions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,7 +98,7 @@ pub enum TensorFileError {
         names: Vec<String>,
     },
     /// A type that no kernel takes.
-    #[error("{}: tensor `{name}` is of type {dtype}: it must be f32, f16, bf16 or f64", path.display())]
+    #[error("{}: tensor `{name}` is of type {dtype}: it must be {allowed}", path.display())]
     Dtype {
         /// The file.
         path: PathBuf,
@@ -105,6 +106,8 @@ pub enum TensorFileError {
         name: String,
         /// Its type.
         dtype: String,
+        /// The types that are read.
+        allowed: &'static str,
     },
     /// A tensor that is not four-dimensional.
     #[error("{}: tensor `{name}` has the shape {shape:?}: it must have 4 dimensions", path.display())]
@@ -146,8 +149,12 @@ struct Source<'a> {
 impl<'a> Source<'a> {
     fn open(path: &'a Path, format: &'static str) -> Result<Source<'a>, TensorFileError> {
         let io = |source| TensorFileError::Io { path: path.to_path_buf(), source };
-        let file = File::open(path).map_err(io)?;
-        let length = file.metadata().map_err(io)?.len();
+        let metadata = std::fs::metadata(path).map_err(io)?;
+        // To open a pipe would wait for its writer.
+        if !metadata.is_file() {
+            return Err(io(io::Error::other("not a regular file")));
+        }
+        let (file, length) = (File::open(path).map_err(io)?, metadata.len());
         Ok(Source { path, format, reader: BufReader::new(file), length })
     }
 
@@ -184,42 +191,62 @@ impl<'a> Source<'a> {
         bytes.try_into().map_err(|_| self.wrong(what))
     }
 
-    fn load(&self, stored: Stored, shape: &[usize], bytes: Vec<u8>) -> Result<Loaded, TensorFileError> {
-        let tensor = match stored {
-            Stored::Native(dtype) => Tensor::from_bytes(dtype, shape, bytes),
-            Stored::F64 => {
+    fn load(&self, name: &str, array: Array) -> Result<Loaded, TensorFileError> {
+        let Array { element, shape, bytes } = array;
+        let tensor = match element {
+            Element::F32 => Tensor::from_bytes(Dtype::F32, &shape, bytes),
+            Element::F16 => Tensor::from_bytes(Dtype::F16, &shape, bytes),
+            Element::Bf16 => Tensor::from_bytes(Dtype::Bf16, &shape, bytes),
+            Element::F64 => {
                 let (values, _) = bytes.as_chunks::<8>();
                 let values: Vec<f64> = values.iter().map(|value| f64::from_le_bytes(*value)).collect();
-                Tensor::from_values(Dtype::F32, shape, &values)
+                Tensor::from_values(Dtype::F32, &shape, &values)
             }
+            other => return Err(self.dtype(name, other.to_string(), "f32, f16, bf16 or f64")),
         };
-        let rounded_from_f64 = stored == Stored::F64;
-        Ok(Loaded { tensor: tensor.map_err(|e| self.tensor(e))?, rounded_from_f64 })
+        Ok(Loaded { tensor: tensor.map_err(|e| self.tensor(e))?, rounded_from_f64: element == Element::F64 })
+    }
+
+    fn dtype(&self, name: &str, dtype: String, allowed: &'static str) -> TensorFileError {
+        TensorFileError::Dtype { path: self.path.to_path_buf(), name: name.into(), dtype, allowed }
     }
 }
 
-/// The type in a file.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stored {
-    Native(Dtype),
-    F64,
+/// The types an array may have.
+const ARRAY_TYPES: &str = "a float or an integer of 8 to 64 bits, little endian";
+/// What the one array of a `.npy` file is called.
+const ARRAY: &str = "array";
+
+/// Elements of any type, in C order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Array {
+    /// What an element is.
+    pub element: Element,
+    /// The extents.
+    pub shape: Vec<usize>,
+    /// The elements, little endian.
+    pub bytes: Vec<u8>,
 }
 
-impl Stored {
-    fn bytes(self) -> usize {
-        match self {
-            Stored::Native(dtype) => dtype.bytes(),
-            Stored::F64 => 8,
-        }
-    }
-}
-
-/// Reads the tensor called `name` from a safetensors file, and nothing of the others.
+/// Reads the tensor called `name` from a safetensors file as kernels take it, and nothing of the others.
 ///
 /// # Errors
 /// When the file cannot be read, is damaged, or lacks it.
 pub fn read_safetensors(path: &Path, name: &str) -> Result<Loaded, TensorFileError> {
     let mut source = Source::open(path, "safetensors")?;
+    let array = safetensors_array(&mut source, name)?;
+    source.load(name, array)
+}
+
+/// Reads the tensor called `name` from a safetensors file, whatever its type, and nothing of the others.
+///
+/// # Errors
+/// When the file cannot be read, is damaged, or lacks it.
+pub fn read_safetensors_array(path: &Path, name: &str) -> Result<Array, TensorFileError> {
+    safetensors_array(&mut Source::open(path, "safetensors")?, name)
+}
+
+fn safetensors_array(source: &mut Source<'_>, name: &str) -> Result<Array, TensorFileError> {
     let header_length = u64::from_le_bytes(source.number("the length of the header")?);
     let header = source.bytes(header_length, "the header")?;
     let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| source.wrong(e.to_string()))?;
@@ -232,30 +259,51 @@ pub fn read_safetensors(path: &Path, name: &str) -> Result<Loaded, TensorFileErr
     }
     let Some(info) = metadata.info(name) else {
         let (name, names) = (name.to_string(), metadata.offset_keys());
-        return Err(TensorFileError::Missing { path: path.to_path_buf(), name, names });
+        return Err(TensorFileError::Missing { path: source.path.to_path_buf(), name, names });
     };
-    let stored = match info.dtype {
-        safetensors::Dtype::F32 => Stored::Native(Dtype::F32),
-        safetensors::Dtype::F16 => Stored::Native(Dtype::F16),
-        safetensors::Dtype::BF16 => Stored::Native(Dtype::Bf16),
-        safetensors::Dtype::F64 => Stored::F64,
-        other => {
-            let (name, dtype) = (name.to_string(), other.to_string());
-            return Err(TensorFileError::Dtype { path: path.to_path_buf(), name, dtype });
-        }
+    let element = match info.dtype {
+        safetensors::Dtype::F64 => Element::F64,
+        safetensors::Dtype::F32 => Element::F32,
+        safetensors::Dtype::F16 => Element::F16,
+        safetensors::Dtype::BF16 => Element::Bf16,
+        safetensors::Dtype::F8_E4M3 => Element::E4m3,
+        safetensors::Dtype::F8_E5M2 => Element::E5m2,
+        safetensors::Dtype::I8 => Element::I8,
+        safetensors::Dtype::U8 | safetensors::Dtype::BOOL => Element::U8,
+        safetensors::Dtype::I16 => Element::I16,
+        safetensors::Dtype::U16 => Element::U16,
+        safetensors::Dtype::I32 => Element::I32,
+        safetensors::Dtype::U32 => Element::U32,
+        safetensors::Dtype::I64 => Element::I64,
+        safetensors::Dtype::U64 => Element::U64,
+        other => return Err(source.dtype(name, other.to_string(), ARRAY_TYPES)),
     };
     let (start, end) = info.data_offsets;
     source.reader.seek(SeekFrom::Start(8 + header_length + start as u64)).map_err(|e| source.io(e))?;
     let bytes = source.bytes((end - start) as u64, name)?;
-    source.load(stored, &info.shape, bytes)
+    Ok(Array { element, shape: info.shape.clone(), bytes })
 }
 
-/// Reads a NumPy array; one in Fortran order is brought into C order.
+/// Reads a NumPy array as kernels take it; one in Fortran order is brought into C order.
 ///
 /// # Errors
 /// When the file cannot be read, is damaged, or holds another type than f32, f16, `|V2` (bf16) or f64.
 pub fn read_npy(path: &Path) -> Result<Loaded, TensorFileError> {
     let mut source = Source::open(path, "npy")?;
+    let array = npy_array(&mut source)?;
+    source.load(ARRAY, array)
+}
+
+/// Reads a NumPy array of any type; one in Fortran order is brought into C order. NumPy has no names for the 8-bit floats:
+/// `|V1`, as which `ml_dtypes` writes them, is read as u8.
+///
+/// # Errors
+/// When the file cannot be read, is damaged, or holds something else than floats and integers.
+pub fn read_npy_array(path: &Path) -> Result<Array, TensorFileError> {
+    npy_array(&mut Source::open(path, "npy")?)
+}
+
+fn npy_array(source: &mut Source<'_>) -> Result<Array, TensorFileError> {
     let [magic @ .., major, _] = source.number::<8>("the magic number")?;
     let header_length = match (&magic, major) {
         (b"\x93NUMPY", 1) => u64::from(u16::from_le_bytes(source.number("the length of the header")?)),
@@ -270,15 +318,20 @@ pub fn read_npy(path: &Path) -> Result<Loaded, TensorFileError> {
         Some(rest.trim_start())
     };
     let descr = field("descr").and_then(|rest| rest.strip_prefix('\'')?.split_once('\'')).map(|(descr, _)| descr);
-    let stored = match descr {
-        Some("<f4") => Stored::Native(Dtype::F32),
-        Some("<f2") => Stored::Native(Dtype::F16),
-        Some("|V2" | "<V2") => Stored::Native(Dtype::Bf16),
-        Some("<f8") => Stored::F64,
-        Some(other) => {
-            let (name, dtype) = ("array".to_string(), other.to_string());
-            return Err(TensorFileError::Dtype { path: path.to_path_buf(), name, dtype });
-        }
+    let element = match descr {
+        Some("<f8") => Element::F64,
+        Some("<f4") => Element::F32,
+        Some("<f2") => Element::F16,
+        Some("|V2" | "<V2") => Element::Bf16,
+        Some("|i1") => Element::I8,
+        Some("|u1" | "|b1" | "|V1") => Element::U8,
+        Some("<i2") => Element::I16,
+        Some("<u2") => Element::U16,
+        Some("<i4") => Element::I32,
+        Some("<u4") => Element::U32,
+        Some("<i8") => Element::I64,
+        Some("<u8") => Element::U64,
+        Some(other) => return Err(source.dtype(ARRAY, other.into(), ARRAY_TYPES)),
         None => return Err(source.wrong("its header gives no simple descr")),
     };
     let fortran = match field("fortran_order") {
@@ -291,8 +344,8 @@ pub fn read_npy(path: &Path) -> Result<Loaded, TensorFileError> {
         let extents = extents.split(',').map(str::trim).filter(|extent| !extent.is_empty());
         extents.map(|extent| extent.parse().ok()).collect::<Option<Vec<usize>>>()
     });
-    let Some(mut shape) = extents else { return Err(source.wrong("its header gives no shape")) };
-    let length = shape.iter().try_fold(stored.bytes(), |bytes, extent| bytes.checked_mul(*extent));
+    let Some(shape) = extents else { return Err(source.wrong("its header gives no shape")) };
+    let length = shape.iter().try_fold(element.bytes(), |bytes, extent| bytes.checked_mul(*extent));
     let Some(length) = length else { return Err(source.tensor(TensorError::TooLarge { shape })) };
     let bytes = source.bytes(length as u64, "the array")?;
     // Version 1 to 3 have 2 and 4 bytes of the header's length after the eight of the magic number.
@@ -300,15 +353,28 @@ pub fn read_npy(path: &Path) -> Result<Loaded, TensorFileError> {
     if after > 0 {
         return Err(source.wrong(format!("{after} bytes follow the array of {length} bytes")));
     }
-    if fortran {
-        shape.reverse();
+    let bytes = if fortran { c_order(&bytes, &shape, element.bytes()) } else { bytes };
+    Ok(Array { element, shape, bytes })
+}
+
+/// Elements of `size` bytes from Fortran order into C order.
+fn c_order(bytes: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
+    // Extents of 1 move nothing; without them there are few.
+    let extents: Vec<usize> = shape.iter().copied().filter(|&extent| extent != 1).collect();
+    let mut index = vec![0; extents.len()];
+    let mut out = Vec::with_capacity(bytes.len());
+    while out.len() < bytes.len() {
+        let at = index.iter().zip(&extents).rev().fold(0, |at, (index, extent)| at * extent + index);
+        out.extend(&bytes[at * size..(at + 1) * size]);
+        for (index, extent) in index.iter_mut().zip(&extents).rev() {
+            *index += 1;
+            if *index < *extent {
+                break;
+            }
+            *index = 0;
+        }
     }
-    let loaded = source.load(stored, &shape, bytes)?;
-    let rank = shape.len();
-    let exchanged = if fortran { rank / 2 } else { 0 };
-    let tensor = (0..exchanged).try_fold(loaded.tensor, |tensor, i| tensor.transpose(i, rank - 1 - i));
-    let tensor = tensor.and_then(|tensor| tensor.contiguous()).map_err(|e| source.tensor(e))?;
-    Ok(Loaded { tensor, ..loaded })
+    out
 }
 
 /// The inputs of a call, from files, and the names of those that were stored in f64.
@@ -383,24 +449,46 @@ pub fn write_safetensors(path: &Path, tensors: &[(&str, &Tensor)]) -> Result<(),
 /// # Errors
 /// When the file cannot be written, or memory does not suffice.
 pub fn write_npy(path: &Path, tensor: &Tensor) -> Result<(), TensorFileError> {
-    let descr = match tensor.dtype() {
-        Dtype::F32 => "<f4",
-        Dtype::F16 => "<f2",
-        Dtype::Bf16 => "|V2",
+    let element = match tensor.dtype() {
+        Dtype::F32 => Element::F32,
+        Dtype::F16 => Element::F16,
+        Dtype::Bf16 => Element::Bf16,
+    };
+    write_npy_bytes(path, element, tensor.shape(), &bytes_of(path, tensor)?)
+}
+
+/// Writes elements that lie in C order to a NumPy file, types that NumPy does not know as `ml_dtypes` does: all of it, or nothing.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write_npy_bytes(path: &Path, element: Element, shape: &[usize], bytes: &[u8]) -> Result<(), TensorFileError> {
+    let descr = match element {
+        Element::F64 => "<f8",
+        Element::F32 => "<f4",
+        Element::F16 => "<f2",
+        Element::Bf16 => "|V2",
+        Element::E4m3 | Element::E5m2 => "|V1",
+        Element::I8 => "|i1",
+        Element::U8 => "|u1",
+        Element::I16 => "<i2",
+        Element::U16 => "<u2",
+        Element::I32 => "<i4",
+        Element::U32 => "<u4",
+        Element::I64 => "<i8",
+        Element::U64 => "<u8",
     };
     // A Python tuple: that of one extent ends with a comma.
-    let extents: String = tensor.shape().iter().map(|extent| format!("{extent}, ")).collect();
+    let extents: String = shape.iter().map(|extent| format!("{extent}, ")).collect();
     let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({extents}), }}");
     // The array begins at a multiple of 64 bytes, after 10 bytes, the header and its newline.
     let padding = (10 + header.len() + 1).next_multiple_of(64) - (10 + header.len() + 1);
     header.extend(std::iter::repeat_n(' ', padding));
     header.push('\n');
-    let rank = tensor.shape().len();
+    let rank = shape.len();
     let reason = format!("an array of {rank} dimensions does not fit its header");
     let length = u16::try_from(header.len());
     let length = length.map_err(|_| TensorFileError::Format { path: path.to_path_buf(), format: "npy", reason })?;
-    let bytes = bytes_of(path, tensor)?;
-    write_atomically(path, &[b"\x93NUMPY\x01\x00", &length.to_le_bytes(), header.as_bytes(), &bytes])
+    write_atomically(path, &[b"\x93NUMPY\x01\x00", &length.to_le_bytes(), header.as_bytes(), bytes])
 }
 
 fn bytes_of(path: &Path, tensor: &Tensor) -> Result<Vec<u8>, TensorFileError> {

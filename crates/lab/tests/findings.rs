@@ -95,7 +95,7 @@ fn bank_conflicts_name_the_line_and_go_when_the_stride_is_odd() {
 fn the_remedy_holds_for_the_type_and_the_architecture() {
     let text = |dtype: &str, gpu: &str| {
         let mut evidence = evidence(strided(32, 64), 720, 0, 32, gpu);
-        evidence.problem = format!("1x1x64x32 {dtype}").parse().unwrap();
+        evidence.problem = Some(format!("1x1x64x32 {dtype}").parse().unwrap());
         found(&findings(&evidence), "bank-conflicts").unwrap().text.clone()
     };
     assert!(text("f32", "RTX 2070").contains("v2_kt stores K transposed"));
@@ -167,7 +167,7 @@ fn different_configurations_are_not_put_in_a_ratio() {
     let gpu = refused(evidence(strided(32, 1), 720, 0, 32, "T4"));
     assert_eq!(gpu, "v2 and v2 are incomparable: the GPU differs (RTX 2070; T4)");
     let mut other = evidence(strided(32, 1), 720, 0, 32, "RTX 2070");
-    other.problem = "1x1x64x64".parse().unwrap();
+    other.problem = Some("1x1x64x64".parse().unwrap());
     assert!(refused(other).contains("the problem differs (1x1x64x32; 1x1x64x64)"));
 }
 
