@@ -8,6 +8,7 @@ use kernels::{Dtype, ProblemSpec, Stratum, Tiles};
 use lab::tensor_file::Layout;
 
 use crate::bench::BenchArguments;
+use crate::device::Device;
 use crate::probe::ProbeArguments;
 use crate::verify::VerifyArguments;
 
@@ -48,9 +49,12 @@ pub struct FactsArguments {
 
 #[derive(Debug, Args)]
 pub struct DigArguments {
-    /// The GPU to emulate, by its name.
-    #[arg(long, default_value = "RTX 2070")]
-    pub gpu: String,
+    /// What runs the kernels: emulator, or cuda or cuda:N to also time them on GPU N.
+    #[arg(long, default_value = "emulator")]
+    pub device: Device,
+    /// The GPU to emulate, by its name; RTX 2070, or the one that is timed, by default.
+    #[arg(long)]
+    pub gpu: Option<String>,
     /// BATCHxHEADSxSEQLENxHEAD_DIM and options, such as "2x8/2x512x64 f16 causal".
     #[arg(long, value_name = "PROBLEM", default_value = "10x64x1024x64", conflicts_with_all = ["input", "q"])]
     pub problem: ProblemSpec,
@@ -117,6 +121,18 @@ pub struct TileArguments {
     /// Threads of a CTA; 128 by default, 256 where head dimensions are large.
     #[arg(long, value_name = "N")]
     pub threads: Option<u32>,
+}
+
+/// The strata that are asked for: all when none is named.
+///
+/// # Errors
+/// When one is named twice.
+pub fn strata(named: &[Stratum]) -> anyhow::Result<&[Stratum]> {
+    match named.iter().enumerate().find(|(index, stratum)| named[..*index].contains(stratum)) {
+        Some((_, twice)) => anyhow::bail!("strata names {twice} twice: each can be given once"),
+        None if named.is_empty() => Ok(&Stratum::ALL),
+        None => Ok(named),
+    }
 }
 
 impl TileArguments {

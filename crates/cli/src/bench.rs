@@ -1,17 +1,17 @@
 //! `strata bench`.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::anyhow;
 use clap::Args;
 use cuda::{Driver, TimingOptions};
-use kernels::{Dtype, ProblemSpec, Stratum};
+use kernels::{Dtype, Inputs, Problem, ProblemSpec, Stratum};
 use lab::record::{SCHEMA, TileRecord};
 use lab::{BenchError, Measured};
 use serde::Serialize;
 
-use crate::arguments::TileArguments;
+use crate::arguments::{TileArguments, strata};
 use crate::device::Device;
 use crate::{CANCEL, Failure, output};
 
@@ -50,9 +50,9 @@ pub struct BenchArguments {
 }
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct Document<'a, R> {
     schema: u32,
-    records: &'a [Record],
+    records: &'a [R],
 }
 
 /// One stratum on one problem.
@@ -89,56 +89,79 @@ pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
         budget_ms: arguments.budget_ms.max(0.0),
         ..TimingOptions::default()
     };
-    let strata = if arguments.strata.is_empty() { &Stratum::ALL[..] } else { &arguments.strata };
     let table = !arguments.json.as_deref().is_some_and(output::is_stdout);
+    sweep(arguments, device.l2_bytes, &CANCEL, |problem, inputs, stratum| {
+        let tiles = arguments.tiles.of(stratum, device.sm, problem.head_dim, problem.head_dim_v);
+        let mut stream = context.stream()?;
+        let measured = match lab::bench(&mut stream, stratum, Some(tiles), problem, inputs, &options) {
+            Ok(measured) => measured,
+            // The others may cover what this one does not.
+            Err(BenchError::Plan(error)) => {
+                eprintln!("note: {error}");
+                return Ok(None);
+            }
+            Err(error) => return Err(Failure::No(error.into())),
+        };
+        let record = Record {
+            stratum: stratum.to_string(),
+            gpu: device.name.clone(),
+            sm: device.sm.to_string(),
+            dtype: problem.dtype.to_string(),
+            problem: problem.to_string(),
+            source: "events",
+            level: "hardware",
+            driver: driver.clone(),
+            tiles: TileRecord { block_q: tiles.block_q, block_kv: tiles.block_kv, threads: tiles.threads },
+            seed: arguments.seed,
+            measured_time_ms: measured.timing.median_ms,
+            measured,
+        };
+        if table {
+            output::print(&line(&record))?;
+        }
+        Ok(Some(record))
+    })
+}
+
+/// Measures every stratum on every problem, until `cancel` says to stop. A file has what was measured after each; standard output
+/// gets it at the end, also when that came early.
+fn sweep<R: Serialize>(
+    arguments: &BenchArguments,
+    l2_bytes: u64,
+    cancel: &AtomicBool,
+    mut measure: impl FnMut(&Problem, &[Inputs], Stratum) -> Result<Option<R>, Failure>,
+) -> Result<(), Failure> {
+    let strata = strata(&arguments.strata)?;
+    output::check(arguments.json.as_deref())?;
+    let (to_stdout, file) = match arguments.json.as_deref() {
+        Some(path) if output::is_stdout(path) => (Some(path), None),
+        file => (None, file),
+    };
     let mut records = Vec::new();
-    for spec in &arguments.problem {
-        let dtypes = if arguments.dtype.is_empty() { vec![spec.dtype] } else { arguments.dtype.clone() };
-        for dtype in dtypes {
-            let problem = spec.clone().dtype(dtype).build()?;
-            let inputs = lab::bench::input_sets(&problem, arguments.seed, device.l2_bytes)?;
-            for &stratum in strata {
-                if CANCEL.load(Ordering::Relaxed) {
-                    return Err(Failure::Interrupted);
-                }
-                let tiles = arguments.tiles.of(stratum, device.sm, problem.head_dim, problem.head_dim_v);
-                let mut stream = context.stream()?;
-                let measured = match lab::bench(&mut stream, stratum, Some(tiles), &problem, &inputs, &options) {
-                    Ok(measured) => measured,
-                    // The others may cover what this one does not.
-                    Err(BenchError::Plan(error)) => {
-                        eprintln!("note: {error}");
-                        continue;
+    let mut all = || -> Result<(), Failure> {
+        for spec in &arguments.problem {
+            let dtypes = if arguments.dtype.is_empty() { vec![spec.dtype] } else { arguments.dtype.clone() };
+            for dtype in dtypes {
+                let problem = spec.clone().dtype(dtype).build()?;
+                let inputs = lab::bench::input_sets(&problem, arguments.seed, l2_bytes)?;
+                for &stratum in strata {
+                    if cancel.load(Ordering::Relaxed) {
+                        return Err(Failure::Interrupted);
                     }
-                    Err(error) => return Err(Failure::No(error.into())),
-                };
-                let record = Record {
-                    stratum: stratum.to_string(),
-                    gpu: device.name.clone(),
-                    sm: device.sm.to_string(),
-                    dtype: dtype.to_string(),
-                    problem: problem.to_string(),
-                    source: "events",
-                    level: "hardware",
-                    driver: driver.clone(),
-                    tiles: TileRecord { block_q: tiles.block_q, block_kv: tiles.block_kv, threads: tiles.threads },
-                    seed: arguments.seed,
-                    measured_time_ms: measured.timing.median_ms,
-                    measured,
-                };
-                if table {
-                    output::print(&line(&record))?;
+                    records.extend(measure(&problem, &inputs, stratum)?);
+                    save(file, &records)?;
                 }
-                records.push(record);
-                save(arguments.json.as_deref().filter(|path| !output::is_stdout(path)), &records)?;
             }
         }
-    }
-    save(arguments.json.as_deref().filter(|path| output::is_stdout(path)), &records)?;
+        Ok(())
+    };
+    let ended = all();
+    save(to_stdout, &records)?;
+    ended?;
     if records.is_empty() { Err(anyhow!("no stratum covers the problem").into()) } else { Ok(()) }
 }
 
-fn save(path: Option<&Path>, records: &[Record]) -> anyhow::Result<()> {
+fn save<R: Serialize>(path: Option<&Path>, records: &[R]) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
     output::write(path, &(serde_json::to_string_pretty(&Document { schema: SCHEMA, records })? + "\n"))
 }
@@ -165,4 +188,36 @@ fn line(record: &Record) -> String {
         tflops,
         launches.collect::<Vec<_>>().join(", ")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchArguments,
+    }
+
+    #[test]
+    fn what_was_measured_before_ctrl_c_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let json = folder.path().join("bench.json");
+        let words = ["bench", "--problem", "1x1x8x8", "--json", json.to_str().unwrap()];
+        let arguments = Line::try_parse_from(words).unwrap().bench;
+        let cancel = AtomicBool::new(false);
+        let mut measured = Vec::new();
+        let ended = sweep(&arguments, 0, &cancel, |_, _, stratum| {
+            measured.push(stratum);
+            // As the handler of the signal does, while the second is being measured.
+            cancel.store(measured.len() == 2, Ordering::Relaxed);
+            Ok(Some(stratum.to_string()))
+        });
+        assert!(matches!(ended, Err(Failure::Interrupted)));
+        let kept: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+        assert_eq!(kept["records"], serde_json::json!(["naive", "v1"]));
+    }
 }

@@ -3,19 +3,26 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use anyhow::anyhow;
-use kernels::Stratum;
+use anyhow::{anyhow, bail};
+use arch::Gpu;
+use cuda::{Context, Driver, TimingOptions};
 use lab::{DigError, Digger, Document, Dug, ExecuteError, Watch};
 
-use crate::arguments::DigArguments;
+use crate::arguments::{DigArguments, strata};
+use crate::device::Device;
 use crate::progress::Progress;
 use crate::{CANCEL, Failure, NOTHING_FINISHED, output, question, report};
 
 pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
-    let gpu = arch::Gpu::find(&arguments.gpu)?;
+    let strata = strata(&arguments.strata)?;
+    output::check(arguments.json.as_deref())?;
+    let context = match arguments.device {
+        Device::Emulator => None,
+        Device::Cuda(ordinal) => Some(Driver::load()?.context(ordinal)?),
+    };
+    let gpu = gpu(arguments.gpu.as_deref(), context.as_ref())?;
     let (problem, source) = question::of_dig(arguments)?;
     let (head_dim, head_dim_v) = (problem.head_dim, problem.head_dim_v);
-    let strata = if arguments.strata.is_empty() { &Stratum::ALL[..] } else { &arguments.strata };
     let quiet = Watch { cancel: Some(&CANCEL), progress: None };
     // The reference of one long head takes minutes, and nothing would be lost with it.
     NOTHING_FINISHED.store(true, Ordering::Relaxed);
@@ -31,8 +38,19 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
         progress.begin(&stratum.to_string());
         let show = |done, of| progress.show(done, of);
         let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
-        match digger.dig(stratum, arguments.tiles.of(stratum, gpu.sm, head_dim, head_dim_v), watch) {
-            Ok(one) => dug.push(one),
+        let tiles = arguments.tiles.of(stratum, gpu.sm, head_dim, head_dim_v);
+        match digger.dig(stratum, tiles, watch) {
+            Ok(mut one) => {
+                let measure = |context: &Context| {
+                    digger.measure(&mut one, &mut context.stream()?, stratum, tiles, &TimingOptions::default())
+                };
+                let measured = context.as_ref().map_or(Ok(()), measure);
+                dug.push(one);
+                if let Err(error) = measured {
+                    stopped = Some(Failure::No(error.into()));
+                    break;
+                }
+            }
             // The others may cover what this one does not.
             Err(DigError::Execute(ExecuteError::Plan(error))) => refused.push(error.to_string()),
             Err(DigError::Execute(error)) => {
@@ -59,6 +77,22 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
         return Err(Failure::No(anyhow!("wrong result: {}", wrong.join("; "))));
     }
     if dug.is_empty() { Err(anyhow!("no stratum covers the problem").into()) } else { Ok(()) }
+}
+
+/// The GPU to model: the named one, or the one that is timed.
+fn gpu(named: Option<&str>, timed: Option<&Context>) -> anyhow::Result<&'static Gpu> {
+    let Some(device) = timed.map(Context::device) else { return Ok(Gpu::find(named.unwrap_or("RTX 2070"))?) };
+    let gpu = Gpu::find(named.unwrap_or(&device.name))?;
+    if gpu.sm != device.sm {
+        bail!(
+            "gpu is {} ({}): the timed one is {} ({}), whose kernels are others",
+            gpu.name,
+            gpu.sm,
+            device.name,
+            device.sm
+        );
+    }
+    Ok(gpu)
 }
 
 /// Prints the report and writes the records; standard output gets one of the two.

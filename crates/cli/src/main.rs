@@ -89,6 +89,35 @@ fn main() -> ExitCode {
 }
 
 fn complain(error: &anyhow::Error, status: u8) -> ExitCode {
-    eprintln!("error: {error:#}");
+    eprintln!("error: {}", told(error));
     ExitCode::from(status)
+}
+
+/// An error and its causes; a cause whose words an error already has is not said again.
+fn told(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let error = lab::tensor_file::read_npy(std::path::Path::new("nowhere.npy")).unwrap_err();
+        let reason = std::io::Error::from_raw_os_error(2).to_string();
+        assert_eq!(told(&error.into()), format!("nowhere.npy: {reason}"));
+        let error = Err::<(), _>(std::io::Error::from_raw_os_error(2)).context("cannot write x").unwrap_err();
+        assert_eq!(told(&error), format!("cannot write x: {reason}"));
+    }
 }

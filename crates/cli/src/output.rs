@@ -29,3 +29,11 @@ pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     }
     lab::atomic_file::write(path, &[text.as_bytes()]).with_context(|| format!("cannot write {}", path.display()))
 }
+
+/// Refuses a place that cannot be written to, before any work is done for it; nothing is written.
+pub fn check(path: Option<&Path>) -> anyhow::Result<()> {
+    match path.filter(|path| !is_stdout(path)) {
+        Some(path) => lab::atomic_file::check(path).with_context(|| format!("cannot write {}", path.display())),
+        None => Ok(()),
+    }
+}

@@ -29,11 +29,11 @@ impl Style {
 }
 
 /// A table with a line under its header.
-pub fn table<const N: usize>(header: [&str; N]) -> Table {
+pub fn table(header: impl IntoIterator<Item = &'static str>) -> Table {
     let mut table = Table::new();
     let style = TableStyle::new().header_separator(LineStyle::none().fill('─'));
     table.load_style(style).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH as u16);
-    table.set_header(header);
+    table.set_header(header.into_iter().collect::<Vec<_>>());
     table
 }
 

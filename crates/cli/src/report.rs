@@ -13,7 +13,7 @@ pub fn text(dug: &[Dug], color: bool) -> String {
     let Some(first) = dug.first() else { return String::new() };
     let style = Style { color };
     let mut out = String::new();
-    paragraph(&mut out, "", &header(first));
+    paragraph(&mut out, "", &header(first, dug));
     out.push('\n');
     let _ = writeln!(out, "{}", table(dug));
     paragraph(&mut out, "", LEGEND);
@@ -40,8 +40,8 @@ const LEGEND: &str = "Modelled: what the busiest pipe needs, a lower bound. Requ
                       for, and distinct ones. Conflicts: share of shared-load wavefronts beyond the ideal; n-way: wavefronts a \
                       load, in parentheses what its width alone asks for. Error: of the output against the f64 reference.";
 
-fn header(dug: &Dug) -> String {
-    let (evidence, record) = (&dug.evidence, &dug.record);
+fn header(first: &Dug, dug: &[Dug]) -> String {
+    let (evidence, record) = (&first.evidence, &first.record);
     let gpu = evidence.gpu;
     let mut text = format!(
         "{} {} on an emulated {} ({}, {} SMs at {:.2} GHz, {:.0} GB/s).",
@@ -61,22 +61,24 @@ fn header(dug: &Dug) -> String {
     }
     let compulsory = evidence.compulsory();
     let _ = write!(text, " Compulsory: {} read, {} written.", bytes(compulsory.read), bytes(compulsory.written));
+    let timed = dug.iter().find_map(|one| Some((one.record.measured_on.as_ref()?, one.measured.as_ref()?)));
+    if let Some((name, measured)) = timed {
+        let clock = measured.timing.clocks.as_ref().and_then(|clocks| clocks.sm_mhz);
+        let clock = clock.map_or_else(String::new, |mhz| format!(" at {mhz} MHz"));
+        let _ = write!(text, " Measured: medians by events on {name}{clock}, after its results were verified.");
+    }
     text
 }
 
 fn table(dug: &[Dug]) -> String {
-    let mut table = prose::table([
-        "stratum",
-        "modelled",
-        "requested",
-        "unique",
-        "conflicts",
-        "n-way (ideal)",
-        "occupancy",
-        "error",
-        "limiter",
-    ]);
-    for Dug { evidence, record, .. } in dug {
+    let timed = dug.iter().any(|one| one.measured.is_some());
+    let mut header = vec!["stratum", "modelled"];
+    if timed {
+        header.extend(["measured", "TFLOP/s"]);
+    }
+    header.extend(["requested", "unique", "conflicts", "n-way (ideal)", "occupancy", "error", "limiter"]);
+    let mut table = prose::table(header);
+    for Dug { evidence, record, measured, .. } in dug {
         let (counters, traffic) = (&record.counters, &record.traffic);
         let per_load = |n: u64| match counters.shared_load_instructions {
             0 => "-".to_string(),
@@ -87,9 +89,13 @@ fn table(dug: &[Dug]) -> String {
             all => percent(counters.shared_load_bank_conflicts as f64 / all as f64),
         };
         let main = evidence.main_launch();
-        table.add_row([
-            record.stratum.clone(),
-            time(record.modelled_time_ms / 1e3),
+        let mut row = vec![record.stratum.clone(), time(record.modelled_time_ms / 1e3)];
+        if timed {
+            let timed = measured.as_ref();
+            row.push(timed.map_or_else(|| "-".into(), |measured| time(measured.timing.median_ms / 1e3)));
+            row.push(timed.map_or_else(|| "-".into(), |measured| format!("{:.2}", measured.tflops)));
+        }
+        row.extend([
             bytes(traffic.requested_read + traffic.requested_written),
             bytes(traffic.unique_read + traffic.unique_written),
             conflicts,
@@ -112,8 +118,9 @@ fn table(dug: &[Dug]) -> String {
             },
             record.limiter.clone().unwrap_or_default(),
         ]);
+        table.add_row(row);
     }
-    prose::set(table, 1..6)
+    prose::set(table, 1..if timed { 8 } else { 6 })
 }
 
 fn stratum(out: &mut String, dug: &Dug, style: Style, sources: &mut Sources) {

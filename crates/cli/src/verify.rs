@@ -9,6 +9,7 @@ use cuda::Driver;
 use kernels::{Dtype, Stratum};
 use lab::{CaseId, Checked, Outcome};
 
+use crate::arguments::strata;
 use crate::device::Device;
 use crate::{CANCEL, Failure, output};
 
@@ -67,7 +68,7 @@ fn run(
     is_spoiled: impl Fn() -> bool,
 ) -> Result<(), Failure> {
     let begin = Instant::now();
-    let strata = if arguments.stratum.is_empty() { &Stratum::ALL[..] } else { &arguments.stratum };
+    let strata = strata(&arguments.stratum)?;
     let dtypes = if arguments.dtype.is_empty() { &Dtype::ALL[..] } else { &arguments.dtype };
     let cases = if arguments.case.is_empty() { CaseId::all(arguments.random) } else { arguments.case.clone() };
     let (mut passed, mut failed, mut not_covered) = (0, 0, 0);

@@ -41,6 +41,9 @@ fn bad_usage_says_what_is_allowed() {
         (&["dig", "--problem", "1x4/3x8x8"], "heads_q must be a multiple of heads_kv"),
         (&["dig", "--dtype", "f64"], "it must be f32, f16 or bf16"),
         (&["dig", "--strata", "v9"], "v9"),
+        (&["dig", "--strata", "naive,naive"], "strata names naive twice"),
+        (&["bench", "--device", "emulator"], "bench takes time on a GPU"),
+        (&["dig", "--json", "nowhere/dig.json"], "cannot write nowhere/dig.json"),
         (&["dig", "--softmax-scale", "0"], "softmax_scale is 0"),
         (&["dig", "--softmax-scale", "nan"], "softmax_scale is NaN"),
         (&["dig", "--block-q", "33"], "block_q is 33: it must be a multiple of 8"),
@@ -57,6 +60,17 @@ fn bad_usage_says_what_is_allowed() {
         let stderr = stderr(&assert);
         assert!(stderr.contains(said), "{arguments:?}: {stderr}");
         assert!(assert.get_output().stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+/// Only where there is no driver: with one, `dig` times.
+#[test]
+fn without_a_gpu_dig_says_what_doctor_says() {
+    let missing = cuda::Error::NoDriver.to_string();
+    let doctor = strata(&["doctor"]).code(0);
+    if String::from_utf8_lossy(&doctor.get_output().stdout).contains(&missing) {
+        let assert = strata(&["dig", "--device", "cuda"]).code(2);
+        assert_eq!(stderr(&assert), format!("error: {missing}\n"));
     }
 }
 

@@ -1,5 +1,5 @@
 //! Shows on a GPU what cannot be shown without one: faults and how they are told, the caller's context and stream left as
-//! they were, graphs, and what a launch costs beside a bare one. Ends with status 1 when something is not as it should be.
+//! they were, graphs, clusters, programmatic dependent launch, and what a launch costs beside a bare one. Ends with status 1 when something is not as it should be.
 //!
 //! `cargo run --release -p cuda --example check`
 
@@ -26,6 +26,131 @@ const STORE: &str = "
     ret;
 }
 ";
+
+/// Each CTA tells the next of its cluster its rank, through that one's shared memory; then it writes what it was told, ten times
+/// the cluster's number added.
+const CLUSTER: &str = "
+.version 7.8
+.target sm_90
+.address_size 64
+.visible .entry ring(.param .u64 to)
+{
+    .reg .pred %p<1>;
+    .reg .b64 %rd<4>;
+    .reg .b32 %r<8>;
+    .shared .align 4 .b8 told[4];
+    ld.param.u64 %rd0, [to];
+    cvta.to.global.u64 %rd1, %rd0;
+    mov.u32 %r0, %cluster_ctarank;
+    mov.u32 %r1, %cluster_nctarank;
+    add.u32 %r2, %r0, 1;
+    rem.u32 %r2, %r2, %r1;
+    mov.u32 %r3, told;
+    mapa.shared::cluster.u32 %r4, %r3, %r2;
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+    st.shared::cluster.u32 [%r4], %r0;
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+    ld.shared.u32 %r5, [told];
+    mov.u32 %r6, %clusterid.x;
+    mad.lo.u32 %r5, %r6, 10, %r5;
+    mov.u32 %r7, %ctaid.x;
+    mul.wide.u32 %rd2, %r7, 4;
+    add.u64 %rd3, %rd1, %rd2;
+    st.global.u32 [%rd3], %r5;
+    ret;
+}
+";
+
+/// Lets the launch after it start, works for a fifth of a millisecond, and writes the time.
+const FIRST: &str = "
+.version 7.8
+.target sm_90
+.address_size 64
+.visible .entry first(.param .u64 to)
+{
+    .reg .pred %p<1>;
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd0, [to];
+    cvta.to.global.u64 %rd1, %rd0;
+    griddepcontrol.launch_dependents;
+    mov.u64 %rd2, %globaltimer;
+    add.u64 %rd3, %rd2, 200000;
+$again:
+    mov.u64 %rd4, %globaltimer;
+    setp.lt.u64 %p0, %rd4, %rd3;
+    @%p0 bra $again;
+    st.global.u64 [%rd1], %rd4;
+    ret;
+}
+";
+
+/// Notes when it started, waits for the launch before it, and copies what that one wrote.
+const SECOND: &str = "
+.version 7.8
+.target sm_90
+.address_size 64
+.visible .entry second(.param .u64 to)
+{
+    .reg .b64 %rd<4>;
+    ld.param.u64 %rd0, [to];
+    cvta.to.global.u64 %rd1, %rd0;
+    mov.u64 %rd2, %globaltimer;
+    griddepcontrol.wait;
+    ld.global.u64 %rd3, [%rd1];
+    st.global.u64 [%rd1+8], %rd2;
+    st.global.u64 [%rd1+16], %rd3;
+    ret;
+}
+";
+
+fn alone(kernel: &Kernel, to: u64, ctas: u32, cluster: u32) -> Launch<'_> {
+    let (grid, cluster) = ([ctas, 1, 1], [cluster, 1, 1]);
+    Launch { kernel, grid, block: [1; 3], cluster, dynamic_shared: 0, arguments: vec![Argument::Pointer(to)] }
+}
+
+/// Little-endian numbers of so many bytes.
+fn numbers(bytes: &[u8], size: usize) -> Vec<u64> {
+    let number = |word: &[u8]| word.iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte));
+    bytes.chunks_exact(size).map(number).collect()
+}
+
+/// Clusters and programmatic dependent launch, which GPUs have from sm_90 on.
+fn from_sm90(
+    stream: &mut cuda::Stream,
+    [ring, first, second]: &[Kernel; 3],
+    say: &mut impl FnMut(&str, bool, String),
+) -> Result<(), Box<dyn std::error::Error>> {
+    let to = stream.alloc(64)?;
+    stream.launch(&alone(ring, to, 8, 4))?;
+    let told = numbers(&stream.read(to, 32)?, 4);
+    say("clusters of 4", told == [3, 0, 1, 2, 13, 10, 11, 12], format!("{told:?}"));
+
+    let before = stream.prepare(&alone(first, to, 1, 1))?;
+    let mut after = stream.prepare(&alone(second, to, 1, 1))?;
+    for programmatic in [false, true] {
+        after.programmatic = programmatic;
+        stream.fill(to, 64, 0)?;
+        stream.enqueue(&before)?;
+        stream.enqueue(&after)?;
+        let times = numbers(&stream.read(to, 24)?, 8);
+        let (ended, started, seen) = (times[0], times[1], times[2]);
+        let what = if programmatic { "a programmatic dependent launch" } else { "an ordinary launch after another" };
+        let ok = ended != 0 && seen == ended && (started < ended) == programmatic;
+        let early = ended as i64 - started as i64;
+        say(
+            what,
+            ok,
+            format!(
+                "starts {early} ns before the one ahead ends, and reads {}",
+                if seen == ended { "what it wrote" } else { "something else" }
+            ),
+        );
+    }
+    stream.free(to)?;
+    Ok(())
+}
 
 fn launch(kernel: &Kernel, to: u64, value: u32) -> Launch<'_> {
     let arguments = vec![Argument::Pointer(to), Argument::U32(value)];
@@ -56,8 +181,9 @@ fn check() -> Result<bool, Box<dyn std::error::Error>> {
         fine &= ok;
         println!("{} {what}: {found}", if ok { "ok    " } else { "FAILED" });
     };
+    let parse = |text| ptx::parse(text).map(|mut kernels| kernels.remove(0));
+    let (kernel, ring, first, second) = (parse(STORE)?, parse(CLUSTER)?, parse(FIRST)?, parse(SECOND)?);
     let driver = Driver::load()?;
-    let kernel = ptx::parse(STORE)?.remove(0);
     let before = current();
     let context = driver.context(0)?;
     let mut stream = context.stream()?;
@@ -90,6 +216,22 @@ fn check() -> Result<bool, Box<dyn std::error::Error>> {
     let error = stream.alloc(total + (1 << 30)).expect_err("more than there is");
     say("out of memory", matches!(error, Error::OutOfMemory { .. }), format!("{error} ({free} before)"));
 
+    let mut newer = kernel.clone();
+    newer.version = ptx::Version { major: 99, minor: 0 };
+    let error = stream.launch(&launch(&newer, to, 1)).expect_err("no driver knows it");
+    say("PTX newer than the driver", matches!(error, Error::PtxTooNew { .. }), error.to_string());
+    let sm = context.device().sm;
+    if let Some(later) = arch::Sm::ALL.into_iter().find(|later| *later > sm) {
+        let other = Kernel { target: later.into(), ..kernel.clone() };
+        let error = stream.launch(&launch(&other, to, 1)).expect_err("the GPU is older");
+        say("PTX for a later GPU", matches!(error, Error::Target { .. }), error.to_string());
+    }
+    let stored = stream.read(to, 4).is_ok();
+    say("after refusals", stored, format!("the context is {}", if stored { "as it was" } else { "unusable" }));
+
+    if sm >= arch::Sm::Sm90 {
+        from_sm90(&mut stream, &[ring, first, second], &mut say)?;
+    }
     overhead(&mut stream, &kernel, to, &mut say)?;
 
     let error = stream.launch(&launch(&kernel, 0x10, 1)).expect_err("nothing is there");

@@ -59,6 +59,18 @@ pub enum Error {
         /// What the driver supports.
         driver: CudaVersion,
     },
+    /// PTX for another architecture than the GPU's.
+    #[error("kernel `{kernel}` is written for {target}: {device} is {sm}, which does not run it; write it for {}", arch::Target::best(*sm))]
+    Target {
+        /// Whose.
+        kernel: String,
+        /// What it is for.
+        target: arch::Target,
+        /// The GPU.
+        device: String,
+        /// Its architecture.
+        sm: arch::Sm,
+    },
     /// PTX that the driver's compiler refuses.
     #[error("kernel `{kernel}` does not compile ({code}):\n{log}")]
     Compile {
@@ -115,7 +127,9 @@ pub enum Error {
         by: String,
     },
     /// The device is gone.
-    #[error("{device} is lost ({code}): this process cannot use it any more; see the kernel log for the Xid")]
+    #[error(
+        "{device} is lost ({code}): the driver refuses this process; the kernel log has the Xid. Start a new one, on another GPU (cuda:N) or after `nvidia-smi --gpu-reset`"
+    )]
     Lost {
         /// Its name.
         device: String,
@@ -212,6 +226,19 @@ mod tests {
         };
         assert!(fault.to_string().starts_with("illegal memory access (CUDA_ERROR_ILLEGAL_ADDRESS) in `v2` (grid"));
         assert!(fault.to_string().ends_with("start a new one"));
+        let target = Error::Target {
+            kernel: "v2".into(),
+            target: arch::Sm::Sm100.into(),
+            device: "H200".into(),
+            sm: arch::Sm::Sm90,
+        };
+        assert_eq!(
+            target.to_string(),
+            "kernel `v2` is written for sm_100: H200 is sm_90, which does not run it; write it for sm_90a"
+        );
+        let lost = Error::Lost { device: "H200".into(), code: "CUDA_ERROR_ECC_UNCORRECTABLE".into() };
+        assert!(lost.to_string().starts_with("H200 is lost (CUDA_ERROR_ECC_UNCORRECTABLE): "));
+        assert!(lost.to_string().contains("another GPU"));
         let memory = Error::OutOfMemory { asked: 9, free: 4, total: 8 };
         assert_eq!(memory.to_string(), "out of device memory: 9 bytes asked for, 4 of 8 free");
         assert!(Error::NoDriver.to_string().contains("libcuda was not found"));

@@ -78,6 +78,11 @@ const LOG_BYTES: usize = 1 << 16;
 impl Loaded {
     pub fn new(context: &Context, kernel: &Kernel, text: &str) -> Result<Self, Error> {
         let name = &kernel.name;
+        let device = context.device();
+        if !kernel.target.runs_on(device.sm) {
+            let (target, device, sm) = (kernel.target, device.name.clone(), device.sm);
+            return Err(Error::Target { kernel: name.clone(), target, device, sm });
+        }
         let terminated = |what: &str, text: &str| {
             let refuse = |_| Error::Launch { kernel: name.clone(), what: format!("its {what} has a null byte") };
             CString::new(text).map_err(refuse)

@@ -9,7 +9,7 @@ use crate::mbarrier::Mbarrier;
 use crate::pattern::Shapes;
 use crate::program::Program;
 use crate::proxy::Proxy;
-use crate::race::{Expand, Race, Races, Read};
+use crate::race::{Clock, Expand, Race, Races, Read};
 use crate::report::InstructionCounters;
 use crate::run::Job;
 use crate::tensor::Flights;
@@ -106,6 +106,10 @@ pub(crate) struct Worker<'a> {
     pub copies: Copies,
     /// Tensor maps in global memory that the cluster wrote and has not fenced since: the instruction, by address.
     pub maps: HashMap<u64, usize>,
+    /// The linear index of the cluster that runs.
+    pub cluster: u32,
+    /// What atomics on shared memory have released, by rank and address.
+    pub flags: HashMap<(usize, u32), Clock>,
     /// Counts what may let somebody go on who waits.
     pub progress: u64,
 }
@@ -140,6 +144,8 @@ impl<'a> Worker<'a> {
             cluster_barrier: ClusterBarrier::default(),
             copies: Copies::default(),
             maps: HashMap::new(),
+            cluster: 0,
+            flags: HashMap::new(),
             progress: 0,
         }
     }
@@ -150,6 +156,8 @@ impl<'a> Worker<'a> {
         self.cluster_barrier = ClusterBarrier::default();
         self.copies.clear();
         self.maps.clear();
+        self.flags.clear();
+        self.cluster = cluster as u32;
         self.progress = 0;
         self.random = self.job.seed(cluster);
         for rank in (0..self.peers.len()).rev() {

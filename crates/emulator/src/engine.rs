@@ -12,6 +12,7 @@ use crate::memory::Buffer;
 use crate::pattern::{SECTOR, lanes_of};
 use crate::program::engine::{Copied, EngineOp, Place, Region, Register};
 use crate::program::{Op, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
+use crate::race::Access;
 use crate::report::InstructionCounters;
 use crate::tensor_box;
 use crate::traffic::Direction;
@@ -258,14 +259,15 @@ impl Worker<'_> {
     }
 
     /// Reads global memory for a copy.
-    fn fetch(&mut self, address: u64, into: &mut [u8]) -> Result<(), FaultKind> {
+    fn fetch(&mut self, address: u64, into: &mut [u8], position: usize) -> Result<(), FaultKind> {
         let (index, buffer, offset) = self.allocation(address, into.len() as u64)?;
         if let Some(at) = buffer.first_unwritten(offset, into.len() as u64) {
             return Err(FaultKind::Uninitialised { space: "global", address: buffer.base() + at, bytes: 1 });
         }
         buffer.read(offset, into);
         self.note_global(index, offset, into.len() as u64, Direction::Read);
-        Ok(())
+        let place = (index, offset, into.len() as u64);
+        self.note_between_ctas(place, Access::Read, position, (0, 0)).map_err(|fail| fail.0)
     }
 
     fn note_global(&mut self, buffer: usize, offset: u64, bytes: u64, direction: Direction) {
@@ -273,6 +275,12 @@ impl Worker<'_> {
         for sector in 0..=sectors {
             self.touched.note(buffer, offset, &[sector as i64], direction);
         }
+    }
+
+    /// Notes what a copy stores, where races between CTAs are looked for.
+    fn note_stored(&mut self, place: (usize, u64, u64), reduces: bool, position: usize) -> Result<(), FaultKind> {
+        let access = if reduces { Access::Atomic } else { Access::Write };
+        self.note_between_ctas(place, access, position, (0, 0)).map_err(|fail| fail.0)
     }
 
     /// Reads the running CTA's shared memory for a copy.
@@ -330,17 +338,19 @@ impl Worker<'_> {
                     let address = global(self.generic(warp, *to, lane).0)?;
                     let (buffer, _, offset) = self.allocation(address, bytes.into())?;
                     self.note_global(buffer, offset, bytes.into(), Direction::Write);
+                    self.note_stored((buffer, offset, bytes.into()), copy.operation.is_some(), position)?;
                     self.count(position, bytes.into(), u64::from(bytes) / SECTOR + u64::from(offset % SECTOR != 0));
                     let piece = Piece { to: Target::Global { buffer, offset }, bytes: contents, reduce: copy.reduce };
                     return Ok(Some(vec![request(vec![piece], vec![(source, bytes)], Signal::Group)]));
                 }
                 let target = self.shared(warp, *to, lane)?;
+                self.span(target, bytes, 16)?;
                 let barrier = self.signal(warp, copy, lane)?;
                 let mut reads = Vec::new();
                 let contents = if from.region == Region::Global {
                     let address = global(self.generic(warp, *from, lane).0)?;
                     let mut contents = vec![0; bytes as usize];
-                    self.fetch(address, &mut contents)?;
+                    self.fetch(address, &mut contents, position)?;
                     self.count(position, bytes.into(), u64::from(bytes) / SECTOR + u64::from(address % SECTOR != 0));
                     contents
                 } else {
@@ -366,19 +376,19 @@ impl Worker<'_> {
                     (Some(to), _) => {
                         let target = self.shared(warp, *to, lane)?;
                         let barrier = self.signal(warp, copy, lane)?;
-                        let bytes = map.box_bytes() as u32;
+                        let bytes = self.box_bytes(&map, target.1)?;
                         let mut requests = Vec::new();
                         for (target, barrier) in self.receivers(target, barrier, multicast)? {
                             let (rank, address) = self.span(target, bytes, 128)?;
                             let counts = requests.is_empty();
-                            let pieces = self.load_box(&map, &at, (rank, address), counts.then_some(position))?;
+                            let pieces = self.load_box(&map, &at, (rank, address), counts, position)?;
                             requests.push(request(pieces, Vec::new(), Signal::Bytes(barrier, bytes)));
                         }
                         Ok(Some(requests))
                     }
                     (None, Some(from)) => {
                         let source = self.shared(warp, *from, lane)?;
-                        let bytes = map.box_bytes() as u32;
+                        let bytes = self.box_bytes(&map, source.1)?;
                         let (_, source) = self.span(source, bytes, 128)?;
                         let (pieces, reads) = self.store_box(&map, &at, source, copy.operation, position)?;
                         Ok(Some(vec![request(pieces, reads, Signal::Group)]))
@@ -444,13 +454,26 @@ impl Worker<'_> {
             .collect()
     }
 
-    /// Reads a box from global memory: its bytes as they go to shared memory. Counted for the instruction at `counted`.
+    /// The bytes of a box, which shared memory must be able to hold.
+    fn box_bytes(&self, map: &TensorMap, address: u32) -> Result<u32, FaultKind> {
+        let size = self.job.shared_bytes;
+        let bytes = map.box_bytes();
+        if bytes > size as u64 {
+            let allocations = format!("the CTA's {size} bytes of shared memory");
+            let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+            return Err(FaultKind::OutOfBounds { space: "shared", address: address.into(), bytes, allocations });
+        }
+        Ok(bytes as u32)
+    }
+
+    /// Reads a box from global memory: its bytes as they go to shared memory.
     fn load_box(
         &mut self,
         map: &TensorMap,
         at: &[i32],
         (rank, address): (usize, u32),
-        counted: Option<usize>,
+        counts: bool,
+        position: usize,
     ) -> Result<Vec<Piece>, FaultKind> {
         let found = tensor_box::of(map, at, address);
         self.span((rank, address), found.bytes, 128)?;
@@ -464,7 +487,7 @@ impl Worker<'_> {
             let place = &mut image[start..start + run.bytes as usize];
             match run.global {
                 Some(from) => {
-                    self.fetch(from, place)?;
+                    self.fetch(from, place, position)?;
                     moved += u64::from(run.bytes);
                 }
                 None => place.chunks_mut(size).for_each(|element| element.copy_from_slice(&fill[..size])),
@@ -481,7 +504,7 @@ impl Worker<'_> {
                 pieces.push(Piece { to: Target::Shared { rank, address: run.shared }, bytes, reduce: None });
             }
         }
-        if let Some(position) = counted {
+        if counts {
             self.count(position, moved, found.sectors);
         }
         Ok(pieces)
@@ -515,6 +538,7 @@ impl Worker<'_> {
             let bytes = self.take_shared(run.shared, run.bytes)?;
             let (buffer, _, offset) = self.allocation(to, run.bytes.into())?;
             self.note_global(buffer, offset, run.bytes.into(), Direction::Write);
+            self.note_stored((buffer, offset, run.bytes.into()), reduce.is_some(), position)?;
             moved += u64::from(run.bytes);
             reads.push((run.shared, run.bytes));
             pieces.push(Piece { to: Target::Global { buffer, offset }, bytes, reduce });

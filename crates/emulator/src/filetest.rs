@@ -45,6 +45,7 @@ pub struct Run {
     cluster: [u32; 3],
     dynamic_shared: u32,
     budget: Option<u64>,
+    global_races: bool,
     arguments: Vec<NamedArgument>,
     expectations: Vec<Expectation>,
     counts: Vec<Count>,
@@ -218,6 +219,7 @@ pub fn emulate(call: &Call<'_>) -> Result<Outcome, Stop> {
     let mut options = Options::new(call.run.sm);
     options.policy = call.run.policy;
     options.budget_per_cta = call.run.budget.unwrap_or(options.budget_per_cta);
+    options.global_races = call.run.global_races;
     let report = run(&memory, &call.launch(&addresses), &options)?;
     let counters = [Level::Ptx, Level::Merged].map(|level| report.counters(call.kernel, level));
     let buffers = buffers.into_iter().map(|(address, bytes)| memory.read(address, bytes)).collect::<Result<_, _>>()?;
@@ -245,6 +247,7 @@ impl FileTest {
             cluster: [1; 3],
             dynamic_shared: 0,
             budget: None,
+            global_races: false,
             arguments: Vec::new(),
             expectations: Vec::new(),
             counts: Vec::new(),
@@ -308,6 +311,7 @@ impl FileTest {
                         triple(value).ok_or_else(|| format!("cluster is `{value}`; one is written as 2 or 2x2"))?
                 }
                 "shared" => run.dynamic_shared = number()? as u32,
+                "races" if value == "global" => run.global_races = true,
                 "budget" => run.budget = Some(number()?),
                 "policy" => {
                     run.policy = match value.split_once(':') {
@@ -322,7 +326,7 @@ impl FileTest {
                 "kernel" => kernel = Some(value),
                 _ => {
                     return Err(format!(
-                        "there is no setting `{key}`; there are sm, grid, block, cluster, shared, policy, budget and kernel"
+                        "there is no setting `{key}`; there are sm, grid, block, cluster, shared, policy, budget, races=global and kernel"
                     ));
                 }
             }

@@ -97,7 +97,7 @@ impl Mbarrier {
         }
         self.pending -= count;
         if drop {
-            self.expected -= count;
+            self.expected = self.expected.saturating_sub(count);
         }
         self.advance()?;
         Ok(state)
@@ -300,6 +300,24 @@ impl Worker<'_> {
             Wait::Phase { address, phase } => self.mbarriers.get(&address).is_none_or(|found| found.phase != phase),
             Wait::Cluster { generation } => self.cluster_barrier.generation > generation,
         }
+    }
+
+    /// An atomic of a warp on shared memory: it hands on what it or a fence before it releases, and learns what others have.
+    pub(crate) fn flag(&mut self, warp: &mut Warp, place: Place, position: usize) -> Result<(), Fail> {
+        let order = self.program.orders[position];
+        if order.releases {
+            let released = self.release(warp.index)?;
+            self.flags.entry(place).or_default().join(&released);
+        } else if !warp.fenced.is_empty() {
+            self.flags.entry(place).or_default().join(&warp.fenced);
+        }
+        let Some(flag) = self.flags.get(&place) else { return Ok(()) };
+        if order.acquires {
+            let flag = flag.clone();
+            return self.acquire(warp, &flag);
+        }
+        warp.observed.join(flag);
+        Ok(())
     }
 
     /// A warp learns what others have released.

@@ -39,6 +39,8 @@ pub struct Options<'a> {
     pub budget_per_cta: u64,
     /// Positions in [`Kernel::instructions`](ptx::Kernel::instructions) of memory accesses whose addresses the report is to show.
     pub watch: &'a [usize],
+    /// Whether to look for races between CTAs on global memory. It takes memory and time: every byte's accesses are remembered.
+    pub global_races: bool,
     /// Worker threads; 0 for one per core.
     pub threads: usize,
     /// Set to true by someone else to stop the run early.
@@ -56,6 +58,7 @@ impl Options<'_> {
             sample: Sample::default(),
             budget_per_cta: 1 << 33,
             watch: &[],
+            global_races: false,
             threads: 0,
             cancel: None,
             progress: None,

@@ -46,6 +46,11 @@ impl Clock {
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
+
+    /// Whether it knows nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
 /// How bytes are accessed.

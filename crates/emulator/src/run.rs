@@ -8,6 +8,7 @@ use ptx::{Kernel, Launch, Special};
 use crate::allocate::Width;
 use crate::cta::Worker;
 use crate::fault::RunError;
+use crate::global_race::GlobalRaces;
 use crate::interpret::Level;
 use crate::lanes::WARP;
 use crate::map;
@@ -26,6 +27,8 @@ pub(crate) struct Job<'a> {
     pub threads: u32,
     pub shared_bytes: usize,
     pub level: Level,
+    /// When races between CTAs are looked for.
+    pub global_races: Option<GlobalRaces>,
 }
 
 /// Threads a CTA may have on any architecture.
@@ -78,9 +81,10 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
     let register_bytes =
         warps * (128 * u64::from(program.narrow) + 256 * u64::from(program.wide) + 4 * u64::from(program.predicates));
     let local_bytes = threads.next_multiple_of(WARP as u64) * program.local_bytes;
-    if register_bytes + local_bytes > MAX_CTA_BYTES {
+    let ctas_at_once = launch.cluster.iter().map(|&n| u64::from(n)).product::<u64>();
+    if (register_bytes + local_bytes).saturating_mul(ctas_at_once) > MAX_CTA_BYTES {
         return Err(refuse(format!(
-            "a CTA takes {register_bytes} bytes of registers and {local_bytes} of local memory; the emulator allows {MAX_CTA_BYTES}"
+            "a CTA takes {register_bytes} bytes of registers and {local_bytes} of local memory, {ctas_at_once} CTAs run together; the emulator allows {MAX_CTA_BYTES}"
         )));
     }
     let total = launch.ctas();
@@ -94,6 +98,7 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
         threads: threads as u32,
         shared_bytes: shared_bytes as usize,
         level: Level::detect(),
+        global_races: options.global_races.then(GlobalRaces::default),
     };
     let cluster_ctas = job.cluster_ctas() as u64;
     // CTAs of a cluster run together: a sample holds whole clusters.

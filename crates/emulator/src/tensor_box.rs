@@ -32,7 +32,7 @@ pub(crate) fn of(map: &TensorMap, at: &[i32], shared: u32) -> Box {
     let low = (-first).clamp(0, map.box_sizes[0].into()) as u32;
     let high = (map.sizes[0] as i64 - first).clamp(low.into(), map.box_sizes[0].into()) as u32;
     let rows: u32 = (1..map.rank()).map(|dimension| map.copied(dimension)).product();
-    let mut sectors = 0;
+    let mut sectors = 0u64;
     let mut runs = Vec::new();
     for number in 0..rows {
         let mut rest = number;
@@ -47,8 +47,8 @@ pub(crate) fn of(map: &TensorMap, at: &[i32], shared: u32) -> Box {
         }
         let (low, high) = if address.is_some() { (low * size, high * size) } else { (row, row) };
         if let Some(address) = address.filter(|_| low < high) {
-            let (start, end) = (address + u64::from(low), address + u64::from(high));
-            sectors += (end - 1) / crate::pattern::SECTOR - start / crate::pattern::SECTOR + 1;
+            let inside = address.wrapping_add(low.into()) % crate::pattern::SECTOR;
+            sectors += (inside + u64::from(high - low)).div_ceil(crate::pattern::SECTOR);
         }
         let mut segment = |from: u32, to: u32, address: Option<u64>| {
             let mut at = from;

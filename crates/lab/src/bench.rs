@@ -47,6 +47,9 @@ pub enum BenchError {
     /// Nothing to run on.
     #[error("inputs are no sets: at least one is needed")]
     NoInputs,
+    /// Host memory does not suffice.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
     /// It did not run.
     #[error(transparent)]
     Compute(#[from] ComputeError<cuda::Error>),

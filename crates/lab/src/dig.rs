@@ -1,11 +1,15 @@
 //! Digging: a stratum is run on a problem, checked against the reference, and explained.
 
 use arch::{Gpu, OccupancyError};
+use cuda::{Stream, TimingOptions};
 use kernels::reference::{all_heads, plain_heads, reference_heads};
-use kernels::{HeadOutput, InputError, Problem, Stratum, Tiles, check};
+use kernels::{HeadOutput, InputError, Layout, Problem, Stratum, Tiles, Verdict, check};
+use ptx::Backend;
 use rayon::prelude::*;
 use thiserror::Error;
 
+use crate::bench::{BenchError, Measured, bench, input_sets};
+use crate::compute::{ComputeError, compute};
 use crate::evidence::{Evidence, LaunchEvidence};
 use crate::execute::{ExecuteError, Execution, Watch, execute};
 use crate::findings::findings;
@@ -28,6 +32,8 @@ pub struct Dug {
     pub record: Record,
     /// The first thing that is wrong with the result, if any.
     pub wrong: Option<String>,
+    /// What a GPU took, where it was asked and its result was right.
+    pub measured: Option<Measured>,
 }
 
 /// A dig that did not end.
@@ -134,6 +140,50 @@ impl Digger {
         let tiles = TileRecord { block_q: tiles.block_q, block_kv: tiles.block_kv, threads: tiles.threads };
         let record =
             Record::of_emulator(&evidence, &self.problem, tiles, self.seed, sample.sampling.clone(), accuracy, found);
-        Ok(Dug { evidence, record, wrong: verdict.wrong.map(|wrong| wrong.to_string()) })
+        Ok(Dug { evidence, record, wrong: verdict.wrong.map(|wrong| wrong.to_string()), measured: None })
+    }
+
+    /// Runs a stratum on any backend and compares what it computes with the reference.
+    ///
+    /// # Errors
+    /// When the stratum does not cover the problem, or the backend fails.
+    pub fn verify<B: Backend>(
+        &self,
+        backend: &mut B,
+        stratum: Stratum,
+        tiles: Tiles,
+    ) -> Result<Verdict, ComputeError<B::Error>> {
+        let Sample { problem, inputs, .. } = &self.sample;
+        let plan = kernels::plan(stratum, problem, backend.sm().into(), &Layout::of(problem, inputs)?, Some(tiles))?;
+        let outputs = compute(backend, &plan, problem, inputs)?.outputs;
+        Ok(check(problem, &outputs, &self.reference, &self.plain)?)
+    }
+
+    /// Adds what the stratum that was dug takes on a GPU: on the sample its result is verified, then the whole problem is timed, on
+    /// contiguous normal inputs. A wrong result is not timed.
+    ///
+    /// # Errors
+    /// When the GPU fails or has not the memory.
+    pub fn measure(
+        &self,
+        dug: &mut Dug,
+        stream: &mut Stream,
+        stratum: Stratum,
+        tiles: Tiles,
+        options: &TimingOptions,
+    ) -> Result<(), BenchError> {
+        let device = stream.context().device().clone();
+        if let Some(wrong) = self.verify(stream, stratum, tiles)?.wrong {
+            dug.record.correct = false;
+            dug.wrong.get_or_insert(format!("on {}: {wrong}", device.name));
+            return Ok(());
+        }
+        let inputs = input_sets(&self.problem, self.seed.unwrap_or(0), device.l2_bytes)?;
+        let measured = bench(stream, stratum, Some(tiles), &self.problem, &inputs, options)?;
+        dug.record.measured_time_ms = Some(measured.timing.median_ms);
+        dug.record.measured_tflops = Some(measured.tflops);
+        dug.record.measured_on = Some(device.name);
+        dug.measured = Some(measured);
+        Ok(())
     }
 }

@@ -102,8 +102,7 @@ fn describe(text: &mut String, stratum: Stratum, target: &str, problem: &str) ->
         };
         let occupancy = arch::occupancy(target.sm(), &block).map_err(|error| refuse(error.to_string()))?;
         let limiters: Vec<_> = occupancy.limiters.iter().map(ToString::to_string).collect();
-        let executions: Vec<u64> = launch.report.ptx.iter().map(|counted| counted.executions).collect();
-        let (part, histogram) = match sass.main_loop(&executions) {
+        let (part, histogram) = match sass.main_loop(&launch.report.ptx) {
             Some(histogram) => ("main loop", histogram),
             None => ("whole kernel", sass.whole()),
         };
@@ -127,7 +126,7 @@ fn describe(text: &mut String, stratum: Stratum, target: &str, problem: &str) ->
             format!(
                 "warp instructions {} PTX, {} SASS",
                 counted.warp_instructions,
-                sass.warp_instructions(&executions)
+                sass.warp_instructions(&launch.report.ptx).likely
             ),
             format!("global loads {}, sectors {}", counted.global_load_requests, counted.global_load_sectors),
             format!("global stores {}, sectors {}", counted.global_store_requests, counted.global_store_sectors),

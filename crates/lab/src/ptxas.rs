@@ -199,7 +199,11 @@ pub fn disassemble(kernel: &Kernel, assembled: &Assembled) -> Result<Sass, ToolE
     let mut command = Command::new(Tool::Nvdisasm.find()?);
     command.args(["-g", "-c"]).arg(&cubin);
     let text = run(Tool::Nvdisasm, kernel, &mut command, folder.path())?;
-    Sass::parse(&text).map_err(|what| ToolError::Output { tool: "nvdisasm", kernel: assembled.kernel.clone(), what })
+    Sass::parse(&text, kernel).map_err(|what| ToolError::Output {
+        tool: "nvdisasm",
+        kernel: assembled.kernel.clone(),
+        what,
+    })
 }
 
 /// The kernel with the position of each instruction, counted from 1, as its source line.

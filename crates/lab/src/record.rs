@@ -71,8 +71,14 @@ pub struct Record {
     pub limiter: Option<String>,
     /// The sum over launches of what the limiter of each needs.
     pub modelled_time_ms: f64,
-    /// By events on a GPU; `null` here.
+    /// By events on a GPU, the median of all launches together; `null` where none was asked.
     pub measured_time_ms: Option<f64>,
+    /// Floating-point operations, as the field counts them, in that time: in units of 10^12 a second.
+    #[serde(default)]
+    pub measured_tflops: Option<f64>,
+    /// The GPU that was asked, as its driver names it.
+    #[serde(default)]
+    pub measured_on: Option<String>,
     /// Each launch by itself, in order.
     pub launches: Vec<LaunchRecord>,
     /// Per source line.
@@ -253,6 +259,8 @@ impl Record {
             limiter: main.map(|launch| launch.model.limiter.name().into()),
             modelled_time_ms: 1e3 * evidence.seconds(),
             measured_time_ms: None,
+            measured_tflops: None,
+            measured_on: None,
             launches: evidence.launches.iter().map(LaunchRecord::of).collect(),
             lines: evidence
                 .by_line(Level::Merged)

@@ -1,6 +1,14 @@
 //! Machine code: what the assembler made of a kernel, and how often it ran.
 
+mod frequency;
+
 use std::collections::BTreeMap;
+use std::ops::Range;
+
+use emulator::InstructionCounters;
+use ptx::Kernel;
+
+use frequency::Unrolled;
 
 /// One machine instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,18 +17,37 @@ pub struct SassInstruction {
     pub opcode: String,
     /// The position in [`ptx::Kernel::instructions`] of the PTX instruction it came from.
     pub position: usize,
+    /// Whether a predicate decides if it does anything.
+    pub guarded: bool,
+}
+
+impl SassInstruction {
+    /// The opcode without modifiers.
+    fn base(&self) -> &str {
+        self.opcode.split('.').next().unwrap_or(&self.opcode)
+    }
 }
 
 /// Instructions that are entered at the first and left at the last.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Block {
-    instructions: std::ops::Range<usize>,
-    /// Whether control reaches it.
+    instructions: Range<usize>,
+    /// Those that may follow.
+    successors: Vec<usize>,
+    /// Whether a warp may end here.
+    ends: bool,
+    /// The function that its last instruction calls, by its first block.
+    callee: Option<usize>,
+    /// Whether that function is the slow path of an operation: what a division does for operands near the ends of the range of exponents.
+    slow: bool,
+    /// Whether control reaches it without a slow path.
     reachable: bool,
+    /// Whether it belongs to a function that is called.
+    called: bool,
 }
 
 /// A jump back: the instructions from its target to itself.
-type Loop = std::ops::Range<usize>;
+type Loop = Range<usize>;
 
 /// A kernel's machine code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,17 +56,76 @@ pub struct Sass {
     pub instructions: Vec<SassInstruction>,
     blocks: Vec<Block>,
     loops: Vec<Loop>,
+    unrolled: Vec<Unrolled>,
+}
+
+/// A count of warp instructions with what it may be off: where PTX executions leave open how often machine code ran, as in the
+/// copies of an unrolled loop whose warps do not all iterate equally often, `least` and `most` are what they allow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WarpInstructions {
+    /// The best guess.
+    pub likely: u64,
+    /// The smallest that agrees with the executions.
+    pub least: u64,
+    /// The largest.
+    pub most: u64,
 }
 
 /// How many instructions of each opcode, by name; widths of memory accesses are kept, other modifiers are not.
 pub type Histogram = BTreeMap<String, u32>;
 
+/// Where control goes at the end of a block.
+struct End {
+    /// The last instruction.
+    at: usize,
+    targets: Vec<String>,
+    /// Whether it may also go on to the next instruction.
+    falls: bool,
+    kind: EndKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum EndKind {
+    Jump,
+    /// To code that only lanes of a diverged warp need.
+    JumpOfDiverged,
+    Call,
+    Exit,
+    Return,
+}
+
+/// The names between `` `( `` and `)`, and those of a table of branch targets.
+fn targets(code: &str) -> Vec<String> {
+    let direct = code.split("`(").skip(1).filter_map(|rest| rest.split(')').next());
+    let table = code.split_once("BRANCH_TARGETS").map_or("", |(_, rest)| rest);
+    let listed = table.split(|c: char| !(c.is_alphanumeric() || "._$".contains(c))).filter(|t| t.starts_with(".L_"));
+    direct.chain(listed).map(str::to_owned).collect()
+}
+
+impl End {
+    fn of(at: usize, guarded: bool, opcode: &str, code: &str) -> Option<Self> {
+        let kind = match opcode.split('.').next().unwrap_or(opcode) {
+            "BRA" | "BRX" | "JMP" | "JMX" if opcode.contains(".DIV") => EndKind::JumpOfDiverged,
+            "BRA" | "BRX" | "JMP" | "JMX" => EndKind::Jump,
+            "CALL" => EndKind::Call,
+            "EXIT" => EndKind::Exit,
+            "RET" => EndKind::Return,
+            _ => return None,
+        };
+        // A branch may take a second predicate: `@P0 BRA !P1, ...`, `BRA.U UP0, ...`.
+        let operands = code.split_once(opcode).map_or("", |(_, rest)| rest).trim_start();
+        let conditional = guarded || kind == EndKind::Jump && operands.starts_with(['!', 'P', 'U']);
+        let falls = conditional || matches!(kind, EndKind::JumpOfDiverged | EndKind::Call);
+        Some(Self { at, targets: targets(code), falls, kind })
+    }
+}
+
 impl Sass {
-    /// Reads what `nvdisasm -g -c` prints of a cubin with one kernel whose source lines are instruction positions counted from 1.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+    /// Reads what `nvdisasm -g -c` prints of a cubin with one kernel whose source lines are positions of `kernel`'s instructions,
+    /// counted from 1.
+    pub(crate) fn parse(text: &str, kernel: &Kernel) -> Result<Self, String> {
         let mut instructions: Vec<SassInstruction> = Vec::new();
         let mut labels = BTreeMap::new();
-        let mut jumps = Vec::new();
         let mut ends = Vec::new();
         let mut position = None;
         for line in text.lines().map(str::trim) {
@@ -49,92 +135,63 @@ impl Sass {
                 position = Some(
                     number.and_then(|n| n.parse::<usize>().ok()).ok_or_else(|| format!("a line number in `{line}`"))?,
                 );
-            } else if let Some(label) = line.strip_suffix(':').filter(|label| label.starts_with(".L_")) {
+            } else if let Some(label) = line.strip_suffix(':') {
                 labels.insert(label.to_owned(), instructions.len());
             } else if let Some(code) = code_of(line) {
                 let mut words = code.split_whitespace();
                 let first = words.next().ok_or("an opcode")?;
-                let (guarded, opcode) =
-                    if first.starts_with('@') { (true, words.next().ok_or("an opcode")?) } else { (false, first) };
-                let base = opcode.split('.').next().unwrap_or(opcode);
-                let jump = matches!(base, "BRA" | "JMP");
-                if jump && let Some((before, label)) = code.split_once("`(") {
-                    // `BRA.DIV` leaves for code that only lanes of a diverged warp need.
-                    if !opcode.contains(".DIV") {
-                        jumps.push((instructions.len(), label.split(')').next().unwrap_or(label).to_owned()));
-                    }
-                    let conditional = guarded || !before.trim_end().ends_with(opcode);
-                    ends.push((instructions.len(), conditional));
-                } else if jump || matches!(base, "EXIT" | "RET") {
-                    ends.push((instructions.len(), guarded));
-                }
+                let guarded = first.starts_with('@');
+                let opcode = if guarded { words.next().ok_or("an opcode")? } else { first };
+                let opcode = opcode.trim_end_matches(';');
+                ends.extend(End::of(instructions.len(), guarded, opcode, code));
                 let position = position.and_then(|line| line.checked_sub(1)).unwrap_or(0);
-                instructions.push(SassInstruction { opcode: opcode.trim_end_matches(';').to_owned(), position });
+                instructions.push(SassInstruction { opcode: opcode.to_owned(), position, guarded });
             }
         }
         if instructions.is_empty() {
             return Err("machine instructions".into());
         }
-        let count = instructions.len();
-        let mut targets = Vec::new();
-        for (from, label) in jumps {
-            targets.push((from, *labels.get(&label).ok_or_else(|| format!("the label `{label}`"))?));
+        let blocks = blocks(instructions.len(), &labels, &ends)?;
+        let mut loops = Vec::new();
+        for block in blocks.iter().filter(|block| block.reachable && !block.called) {
+            let starts = block.successors.iter().map(|&next| blocks[next].instructions.start);
+            loops.extend(
+                starts.filter(|&start| start < block.instructions.end).map(|start| start..block.instructions.end),
+            );
         }
-        let mut starts: Vec<usize> =
-            [0].into_iter().chain(targets.iter().map(|t| t.1)).chain(ends.iter().map(|e| e.0 + 1)).collect();
-        starts.retain(|&start| start < count);
-        starts.sort_unstable();
-        starts.dedup();
-        let bounds: Vec<usize> = starts.iter().copied().chain([count]).collect();
-        let mut blocks: Vec<_> =
-            bounds.windows(2).map(|bound| Block { instructions: bound[0]..bound[1], reachable: false }).collect();
-        // What follows an unconditional end is reached only by a jump from code that is reached itself.
-        let mut open = vec![0];
-        while let Some(index) = open.pop() {
-            if std::mem::replace(&mut blocks[index].reachable, true) {
-                continue;
-            }
-            let last = blocks[index].instructions.end - 1;
-            let falls = ends.iter().find(|end| end.0 == last).is_none_or(|end| end.1);
-            if falls && index + 1 < blocks.len() {
-                open.push(index + 1);
-            }
-            open.extend(targets.iter().filter(|t| t.0 == last).filter_map(|t| starts.binary_search(&t.1).ok()));
-        }
-        let loops = targets.iter().filter(|(from, to)| to < from).map(|&(from, to)| to..from + 1).collect();
-        Ok(Self { instructions, blocks, loops })
+        let unrolled = frequency::unrolled(kernel, &instructions, &blocks, &loops);
+        Ok(Self { instructions, blocks, loops, unrolled })
     }
 
-    /// How often each machine instruction was executed, when `executions` says how often each PTX instruction was.
-    ///
-    /// A block of machine code runs as often as most of its instructions' origins did: the assembler moves some instructions
-    /// out of loops, and those do not speak for the block they end up in.
-    pub fn executions(&self, executions: &[u64]) -> Vec<u64> {
+    /// How often each machine instruction was executed, when `counted` says what the kernel's PTX instructions did.
+    pub fn executions(&self, counted: &[InstructionCounters]) -> Vec<u64> {
         let mut all = vec![0; self.instructions.len()];
-        for block in self.blocks.iter().filter(|block| block.reachable) {
-            let mut votes = BTreeMap::<u64, usize>::new();
-            for instruction in &self.instructions[block.instructions.clone()] {
-                *votes.entry(executions.get(instruction.position).copied().unwrap_or(0)).or_default() += 1;
-            }
-            let most = votes.into_iter().max_by_key(|&(_, votes)| votes).map_or(0, |(executions, _)| executions);
-            all[block.instructions.clone()].fill(most);
+        for (block, times) in self.blocks.iter().zip(self.frequencies(counted)) {
+            all[block.instructions.clone()].fill(times.likely);
         }
         all
     }
 
-    /// The warp instructions that the machine executes, from those of the PTX.
-    pub fn warp_instructions(&self, executions: &[u64]) -> u64 {
-        self.executions(executions).iter().sum()
+    /// The warp instructions that the machine executes, when `counted` says what the kernel's PTX instructions did.
+    pub fn warp_instructions(&self, counted: &[InstructionCounters]) -> WarpInstructions {
+        let mut sum = WarpInstructions::default();
+        for (block, times) in self.blocks.iter().zip(self.frequencies(counted)) {
+            let length = block.instructions.len() as u64;
+            sum.likely += length * times.likely;
+            sum.least += length * times.least;
+            sum.most += length * times.most;
+        }
+        sum
     }
 
     /// The opcodes of the main loop: the one whose start runs most often; of several, the longest. `None` without a loop.
-    pub fn main_loop(&self, executions: &[u64]) -> Option<Histogram> {
-        let times = self.executions(executions);
+    pub fn main_loop(&self, counted: &[InstructionCounters]) -> Option<Histogram> {
+        let times = self.executions(counted);
         let hottest = self.loops.iter().max_by_key(|range| (times[range.start], range.len()))?;
         Some(self.histogram(hottest.clone().filter(|&index| times[index] > 0)))
     }
 
-    /// The opcodes of the whole kernel.
+    /// The opcodes of the whole kernel, without slow paths of operations.
     pub fn whole(&self) -> Histogram {
         let reachable = self.blocks.iter().filter(|block| block.reachable);
         self.histogram(reachable.flat_map(|block| block.instructions.clone()))
@@ -146,6 +203,64 @@ impl Sass {
             *histogram.entry(short(&self.instructions[index].opcode)).or_default() += 1;
         }
         histogram
+    }
+}
+
+/// The blocks of so many instructions, with what follows what.
+fn blocks(count: usize, labels: &BTreeMap<String, usize>, ends: &[End]) -> Result<Vec<Block>, String> {
+    let place = |label: &String| labels.get(label).copied().ok_or_else(|| format!("the label `{label}`"));
+    let mut starts = vec![0];
+    for end in ends {
+        starts.push(end.at + 1);
+        match end.kind {
+            EndKind::Jump => starts.extend(end.targets.iter().map(place).collect::<Result<Vec<_>, _>>()?),
+            // A function of another module has no label here.
+            EndKind::Call => starts.extend(end.targets.iter().filter_map(|label| labels.get(label))),
+            EndKind::JumpOfDiverged | EndKind::Exit | EndKind::Return => {}
+        }
+    }
+    starts.retain(|&start| start < count);
+    starts.sort_unstable();
+    starts.dedup();
+    let block_at = |start: usize| starts.binary_search(&start).ok();
+    let bounds: Vec<usize> = starts.iter().copied().chain([count]).collect();
+    let mut blocks = Vec::new();
+    for bound in bounds.windows(2) {
+        let mut block = Block { instructions: bound[0]..bound[1], ..Block::default() };
+        let end = ends.iter().find(|end| end.at + 1 == bound[1]);
+        if end.is_none_or(|end| end.falls) {
+            block.successors.extend(block_at(bound[1]));
+        }
+        if let Some(end) = end {
+            block.ends = matches!(end.kind, EndKind::Exit | EndKind::Return);
+            for label in &end.targets {
+                match end.kind {
+                    EndKind::Jump => block.successors.extend(block_at(place(label)?)),
+                    EndKind::Call => {
+                        block.callee = labels.get(label).and_then(|&start| block_at(start));
+                        block.slow = label.contains("slowpath");
+                    }
+                    EndKind::JumpOfDiverged | EndKind::Exit | EndKind::Return => {}
+                }
+            }
+        }
+        blocks.push(block);
+    }
+    reach(&mut blocks);
+    Ok(blocks)
+}
+
+/// Marks what control reaches from the first block, other than by slow paths.
+fn reach(blocks: &mut [Block]) {
+    let mut open = vec![(0, false)];
+    while let Some((index, called)) = open.pop() {
+        let block = &mut blocks[index];
+        if block.slow || block.reachable {
+            continue;
+        }
+        (block.reachable, block.called) = (true, called);
+        open.extend(block.successors.iter().map(|&next| (next, called)));
+        open.extend(block.callee.map(|callee| (callee, true)));
     }
 }
 
@@ -189,21 +304,31 @@ mod tests {
         /*0060*/                   NOP;
 "#;
 
+    fn kernel() -> Kernel {
+        let text = ".version 8.0\n.target sm_75\n.address_size 64\n.entry k() {\n.reg .pred %p;\n.reg .b32 %r<3>;\n\
+                    mov.u32 %r0, 0;\n$L0:\nadd.u32 %r0, %r0, 1;\nsetp.lt.u32 %p, %r0, 5;\n@%p bra $L0;\nret;\n}";
+        ptx::parse(text).unwrap().remove(0)
+    }
+
+    fn counted(executions: &[u64]) -> Vec<InstructionCounters> {
+        executions.iter().map(|&executions| InstructionCounters { executions, ..Default::default() }).collect()
+    }
+
     #[test]
     fn blocks_run_as_often_as_their_origins() {
-        let sass = Sass::parse(TEXT).unwrap();
+        let sass = Sass::parse(TEXT, &kernel()).unwrap();
         assert_eq!(sass.instructions.len(), 7);
-        let executions = [2, 10, 10, 2];
-        assert_eq!(sass.executions(&executions), [2, 10, 10, 10, 2, 0, 0]);
-        assert_eq!(sass.warp_instructions(&executions), 34);
-        let main_loop: Vec<_> = sass.main_loop(&executions).unwrap().into_iter().collect();
+        let counted = counted(&[2, 10, 10, 2]);
+        assert_eq!(sass.executions(&counted), [2, 10, 10, 10, 2, 0, 0]);
+        assert_eq!(sass.warp_instructions(&counted), WarpInstructions { likely: 34, least: 34, most: 34 });
+        let main_loop: Vec<_> = sass.main_loop(&counted).unwrap().into_iter().collect();
         assert_eq!(main_loop, [("BRA".into(), 1), ("FFMA".into(), 1), ("LDS.128".into(), 1)]);
         assert_eq!(sass.whole().get("NOP"), None);
     }
 
     #[test]
     fn other_text_is_an_error() {
-        assert_eq!(Sass::parse("").unwrap_err(), "machine instructions");
-        assert!(Sass::parse("/*0000*/ BRA `(.L_x_9) ;").unwrap_err().contains(".L_x_9"));
+        assert_eq!(Sass::parse("", &kernel()).unwrap_err(), "machine instructions");
+        assert!(Sass::parse("/*0000*/ BRA `(.L_x_9) ;", &kernel()).unwrap_err().contains(".L_x_9"));
     }
 }

@@ -348,6 +348,11 @@ fn npy_array(source: &mut Source<'_>) -> Result<Array, TensorFileError> {
     let length = shape.iter().try_fold(element.bytes(), |bytes, extent| bytes.checked_mul(*extent));
     let Some(length) = length else { return Err(source.tensor(TensorError::TooLarge { shape })) };
     let bytes = source.bytes(length as u64, "the array")?;
+    // Version 1 to 3 have 2 and 4 bytes of the header's length after the eight of the magic number.
+    let after = source.length - (8 + if major == 1 { 2 } else { 4 } + header_length + length as u64);
+    if after > 0 {
+        return Err(source.wrong(format!("{after} bytes follow the array of {length} bytes")));
+    }
     let bytes = if fortran { c_order(&bytes, &shape, element.bytes()) } else { bytes };
     Ok(Array { element, shape, bytes })
 }
@@ -620,6 +625,9 @@ mod tests {
             file("a.npy", &npy("{'descr': '>f4', 'fortran_order': False, 'shape': (1,), }\n", &[0; 4]));
         messages.push(message(read_npy(&path), &path));
         let (_folder, path) = file("a.npy", b"PK zip");
+        messages.push(message(read_npy(&path), &path));
+        let (_folder, path) =
+            file("a.npy", &npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }\n", &[0; 7]));
         messages.push(message(read_npy(&path), &path));
         let (folder, flat) =
             file("a.npy", &npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }\n", &[0; 4]));

@@ -153,6 +153,26 @@ const REDUCTIONS: [Modifier; 8] = [
     Modifier::Xor,
 ];
 
+/// What an instruction means for the order of memory accesses (PTX ISA 8.3 to 8.5).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Order {
+    /// It does not race with others that are.
+    pub strong: bool,
+    pub releases: bool,
+    pub acquires: bool,
+}
+
+impl Order {
+    pub(super) fn of(instruction: &Instruction) -> Self {
+        let any = |names: &[Modifier]| names.iter().any(|name| instruction.has(*name));
+        let is_atomic = matches!(instruction.opcode(), Opcode::Atom | Opcode::Red);
+        let acquires = any(&[Modifier::Acquire, Modifier::AcqRel]);
+        let releases = any(&[Modifier::Release, Modifier::AcqRel]);
+        let named = any(&[Modifier::Volatile, Modifier::Relaxed, Modifier::Mmio]);
+        Self { strong: is_atomic || acquires || releases || named, releases, acquires }
+    }
+}
+
 /// Whether an instruction is decoded here.
 pub(super) fn covers(instruction: &Instruction) -> bool {
     let has = |modifier| instruction.has(modifier);

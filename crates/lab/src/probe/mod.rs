@@ -298,9 +298,8 @@ fn registers(kernel: &Kernel, report: &Report, threads: u32, given: Option<u32>)
     let small = kernel.instructions().nth(MAX_ASSEMBLED).is_none();
     let assembled = if small { ptxas::assemble(kernel).ok() } else { None };
     let sass = assembled.as_ref().and_then(|assembled| ptxas::disassemble(kernel, assembled).ok());
-    let executions: Vec<u64> = report.at(Level::Ptx).iter().map(|counted| counted.executions).collect();
     let instructions = sass.map(|sass| {
-        let all = u128::from(sass.warp_instructions(&executions)) * u128::from(report.ctas_total);
+        let all = u128::from(sass.warp_instructions(report.at(Level::Ptx)).likely) * u128::from(report.ctas_total);
         (all / u128::from(report.ctas_run.max(1))) as u64
     });
     let registers = match (given, &assembled) {

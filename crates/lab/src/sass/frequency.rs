@@ -1,0 +1,378 @@
+//! How often blocks of machine code run, from how often PTX instructions did.
+//!
+//! Each instruction votes with the executions of the PTX instruction it came from, and most votes win: the assembler moves some
+//! instructions out of loops or branches, and those do not speak for the block they end up in. Three things votes cannot know:
+//!
+//! - Slow paths of operations carry the position of the operation, and are taken to run never.
+//! - The copies of an unrolled loop share its iterations. A warp that iterates n times goes through the copies in program order,
+//!   each as often as its share of n allows; blocks between them run once for each entry of the loop.
+//! - A block runs no more often than the blocks before it together, nor than those after it. Not equally often: a warp that
+//!   diverges runs both sides of a branch.
+
+use std::ops::Range;
+
+use emulator::InstructionCounters;
+use ptx::{Cfg, Instruction, Kernel, Modifier, Opcode, Type};
+
+use super::{Block, Loop, Sass, SassInstruction, WarpInstructions};
+
+/// A loop of the PTX of which the machine code has more than one copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unrolled {
+    /// Positions of its PTX instructions.
+    body: Range<usize>,
+    /// An instruction that all its lanes execute, once for each iteration.
+    once: usize,
+    /// The branch back to its start.
+    back: usize,
+    /// The blocks with copies, in program order.
+    copies: Vec<Copies>,
+    /// Whether each of them holds whole copies, so that how many are executed follows from the iterations.
+    whole: bool,
+}
+
+/// A block with copies of an unrolled loop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Copies {
+    block: usize,
+    /// How many iterations it stands for.
+    count: u64,
+    /// The loop of the machine code that repeats it.
+    around: Option<Loop>,
+}
+
+/// The machine instruction, of one kind, that a PTX instruction becomes exactly one of.
+fn sole_opcode(instruction: &Instruction) -> Option<&'static str> {
+    let f32 = instruction.ty() == Some(Type::F32);
+    let narrow = instruction.ty().is_some_and(|ty| instruction.vector_length() as u32 * ty.bits() <= 128);
+    match instruction.opcode() {
+        Opcode::Ld if instruction.has(Modifier::Global) && narrow => Some("LDG"),
+        Opcode::St if instruction.has(Modifier::Global) && narrow => Some("STG"),
+        Opcode::Fma if f32 => Some("FFMA"),
+        Opcode::Add | Opcode::Sub if f32 => Some("FADD"),
+        Opcode::Mul if f32 => Some("FMUL"),
+        Opcode::Max | Opcode::Min if f32 => Some("FMNMX"),
+        Opcode::Ex2 if f32 => Some("MUFU"),
+        Opcode::Shfl => Some("SHFL"),
+        _ => None,
+    }
+}
+
+/// The innermost loops of `kernel` of which the machine code has several copies.
+pub(super) fn unrolled(kernel: &Kernel, code: &[SassInstruction], blocks: &[Block], loops: &[Loop]) -> Vec<Unrolled> {
+    let cfg = Cfg::of(kernel);
+    let ptx: Vec<_> = kernel.instructions().collect();
+    let jumps = ptx.iter().enumerate().filter_map(|(back, instruction)| {
+        let start = *cfg.label_positions.get(instruction.target()?.0 as usize)?;
+        (start <= back).then_some((start, back))
+    });
+    let jumps: Vec<(usize, usize)> = jumps.collect();
+    let innermost =
+        jumps.iter().filter(|(start, back)| jumps.iter().filter(|(s, b)| start <= s && b <= back).count() == 1);
+    innermost
+        .filter_map(|&(start, back)| {
+            let body = start..back + 1;
+            let header = cfg.blocks.iter().find(|block| block.instructions.start == start)?;
+            let once = header.instructions.clone().find(|&position| ptx[position].guard.is_none())?;
+            let anchors: Vec<(usize, &str)> =
+                body.clone().filter_map(|position| Some((position, sole_opcode(ptx[position])?))).collect();
+            let mut whole = true;
+            let mut copies = Vec::new();
+            for (index, block) in blocks.iter().enumerate().filter(|(_, block)| block.reachable) {
+                let mut counts: Vec<u64> = anchors
+                    .iter()
+                    .map(|&(position, opcode)| {
+                        let copies = code[block.instructions.clone()].iter().filter(|one| {
+                            one.position == position
+                                && one.base() == opcode
+                                // A predicate that the PTX does not have: it stands for a branch around it.
+                                && one.guarded == ptx[position].guard.is_some()
+                        });
+                        copies.count() as u64
+                    })
+                    .collect();
+                counts.sort_unstable();
+                let (Some(&least), Some(&most)) = (counts.first(), counts.last()) else { continue };
+                let count = counts[counts.len() / 2];
+                whole &= least == most || count == 0;
+                if count > 0 {
+                    let around = loops.iter().filter(|around| {
+                        around.start <= block.instructions.start && block.instructions.end <= around.end
+                    });
+                    // A loop of the machine code that holds more than this loop is one around it.
+                    let around = around.min_by_key(|around| around.len()).filter(|around| {
+                        let inside = code[(*around).clone()].iter().filter(|one| body.contains(&one.position)).count();
+                        2 * inside > around.len()
+                    });
+                    copies.push(Copies { block: index, count, around: around.cloned() });
+                }
+            }
+            (copies.iter().map(|copies| copies.count).sum::<u64>() > 1).then_some(Unrolled {
+                body,
+                once,
+                back,
+                copies,
+                whole,
+            })
+        })
+        .collect()
+}
+
+/// Executions of an unrolled loop's blocks.
+struct Shares {
+    /// How often the loop is entered, where known.
+    entries: Option<u64>,
+    /// Of each of [`Unrolled::copies`].
+    copies: Vec<WarpInstructions>,
+}
+
+impl Unrolled {
+    fn shares(&self, counted: &[InstructionCounters]) -> Shares {
+        let at = |position: usize| counted.get(position).copied().unwrap_or_default();
+        let (once, back) = (at(self.once), at(self.back));
+        let iterations = once.executions;
+        // Lanes that come to the start of the loop without having jumped back.
+        let entering = once.active_lanes.saturating_sub(back.active_lanes);
+        let all: u64 = self.copies.iter().map(|copies| copies.count).sum();
+        let unknown = |copies: &Copies| WarpInstructions {
+            likely: iterations / all,
+            least: 0,
+            most: iterations / if copies.around.is_some() { copies.count } else { 1 },
+        };
+        let open = Shares { entries: None, copies: self.copies.iter().map(unknown).collect() };
+        if entering == 0 || !self.whole {
+            return open;
+        }
+        // Lanes that iterate once more than the others, where the quotient has a remainder.
+        let (trips, more) = (once.active_lanes / entering, once.active_lanes % entering);
+        let entries = (u128::from(iterations) * u128::from(entering) / u128::from(once.active_lanes)) as u64;
+        let longer = (u128::from(entries) * u128::from(more) / u128::from(entering)) as u64;
+        let mut likely = vec![0; self.copies.len()];
+        for (entries, trips) in [(entries - longer, trips), (longer, trips + 1)] {
+            let mut left = trips;
+            for (copies, likely) in self.copies.iter().zip(&mut likely) {
+                let times = (left / copies.count).min(if copies.around.is_some() { u64::MAX } else { 1 });
+                left -= times * copies.count;
+                *likely += entries * times;
+            }
+            if entries > 0 && left > 0 {
+                return open;
+            }
+        }
+        let unsure = |(open, likely): (&WarpInstructions, u64)| WarpInstructions { likely, ..*open };
+        let copies = match more {
+            0 => likely.into_iter().map(exactly).collect(),
+            _ => open.copies.iter().zip(likely).map(unsure).collect(),
+        };
+        Shares { entries: Some(entries), copies }
+    }
+
+    /// How often a block with instructions of this loop runs, and whether that is more than a bound.
+    fn times(&self, block: usize, instructions: &Range<usize>, shares: &Shares) -> Option<(WarpInstructions, bool)> {
+        let mut copies = self.copies.iter().zip(&shares.copies);
+        let own = copies.clone().find(|(copies, _)| copies.block == block);
+        let beside = || {
+            copies.find(|(copies, _)| {
+                copies
+                    .around
+                    .as_ref()
+                    .is_some_and(|around| around.start <= instructions.start && instructions.end <= around.end)
+            })
+        };
+        let entered = || shares.entries.map(|entries| (exactly(entries), false));
+        own.or_else(beside).map(|(_, times)| (*times, true)).or_else(entered)
+    }
+}
+
+fn exactly(times: u64) -> WarpInstructions {
+    WarpInstructions { likely: times, least: times, most: times }
+}
+
+/// Whether an instruction's position says little: it joins or ends what the PTX does not have. Only blocks of nothing else hear it.
+fn is_mute(instruction: &SassInstruction) -> bool {
+    matches!(instruction.base(), "BRA" | "BSSY" | "BSYNC" | "BRX" | "NOP" | "WARPSYNC" | "CALL" | "RET")
+}
+
+/// What a block's instructions say of it.
+struct Poll {
+    /// With their votes, most first.
+    candidates: Vec<(WarpInstructions, usize)>,
+    voters: usize,
+    /// How many of them know no more than a bound.
+    unsure: usize,
+}
+
+impl Poll {
+    /// What more than half are sure of.
+    fn majority(&self) -> Option<WarpInstructions> {
+        let most = self.candidates.first().filter(|(_, votes)| 2 * votes > self.voters + 2 * self.unsure);
+        most.map(|(times, _)| *times)
+    }
+
+    /// What agrees with a bound: what most say, between the extremes of all that do.
+    fn within(&self, bound: u64) -> WarpInstructions {
+        let mut fitting = self.candidates.iter().map(|(times, _)| times).filter(|times| times.likely <= bound);
+        let Some(&first) = fitting.next() else {
+            return WarpInstructions { likely: bound, least: 0, most: bound };
+        };
+        fitting.fold(first, |all, times| WarpInstructions {
+            least: all.least.min(times.least),
+            most: all.most.max(times.most.min(bound)),
+            ..all
+        })
+    }
+}
+
+impl Sass {
+    /// How often each block ran.
+    pub(super) fn frequencies(&self, counted: &[InstructionCounters]) -> Vec<WarpInstructions> {
+        let shares: Vec<Shares> = self.unrolled.iter().map(|unrolled| unrolled.shares(counted)).collect();
+        let mut times = vec![WarpInstructions::default(); self.blocks.len()];
+        let mut open = Vec::new();
+        for (index, block) in self.blocks.iter().enumerate().filter(|(_, block)| block.reachable && !block.called) {
+            let poll = self.poll(index, block, counted, &shares);
+            match poll.majority() {
+                Some(majority) => times[index] = majority,
+                None => {
+                    times[index] = poll.within(u64::MAX);
+                    open.push((index, poll));
+                }
+            }
+        }
+        let mut before = vec![Vec::new(); self.blocks.len()];
+        for (index, block) in self.blocks.iter().enumerate().filter(|(_, block)| block.reachable) {
+            block.successors.iter().for_each(|&next| before[next].push(index));
+        }
+        // Bounds only fall, so that this comes to rest after as many rounds as there are open blocks.
+        for _ in 0..open.len() {
+            let mut changed = false;
+            for (index, poll) in &open {
+                let others = |blocks: &[usize]| {
+                    let others = blocks.iter().filter(|&block| block != index);
+                    others.fold(0u64, |sum, &block| sum.saturating_add(times[block].likely))
+                };
+                let block = &self.blocks[*index];
+                let entering = if *index == 0 { u64::MAX } else { others(&before[*index]) };
+                let leaving = if block.ends { u64::MAX } else { others(&block.successors) };
+                let found = poll.within(entering.min(leaving));
+                changed |= std::mem::replace(&mut times[*index], found) != found;
+            }
+            if !changed {
+                break;
+            }
+        }
+        // A bound that nothing gave: a loop that does nothing.
+        times.iter_mut().filter(|times| times.likely == u64::MAX).for_each(|times| *times = exactly(0));
+        self.call(&mut times);
+        times
+    }
+
+    fn poll(&self, index: usize, block: &Block, counted: &[InstructionCounters], shares: &[Shares]) -> Poll {
+        let mut poll = Poll { candidates: Vec::new(), voters: 0, unsure: 0 };
+        let code = &self.instructions[block.instructions.clone()];
+        let mute = code.iter().all(is_mute);
+        for instruction in code.iter().filter(|one| mute || !is_mute(one)) {
+            let position = instruction.position;
+            let likely = counted.get(position).map_or(0, |counted| counted.executions);
+            let unrolled = self.unrolled.iter().zip(shares).find(|(unrolled, _)| unrolled.body.contains(&position));
+            let (times, sure) = unrolled
+                .and_then(|(unrolled, shares)| unrolled.times(index, &block.instructions, shares))
+                .unwrap_or((exactly(likely), true));
+            poll.voters += 1;
+            poll.unsure += usize::from(mute || !sure);
+            match poll.candidates.iter_mut().find(|(candidate, _)| *candidate == times) {
+                Some((_, votes)) => *votes += 1,
+                None => poll.candidates.push((times, 1)),
+            }
+        }
+        poll.candidates.sort_by_key(|&(times, votes)| std::cmp::Reverse((votes, times.likely)));
+        poll
+    }
+
+    /// Functions run as often as they are called; which way through one, the PTX does not say.
+    fn call(&self, times: &mut [WarpInstructions]) {
+        for (caller, block) in self.blocks.iter().enumerate().filter(|(_, block)| block.reachable && !block.called) {
+            let (Some(callee), calls) = (block.callee, times[caller]) else { continue };
+            let (mut open, mut seen) = (vec![callee], vec![false; self.blocks.len()]);
+            while let Some(index) = open.pop() {
+                if std::mem::replace(&mut seen[index], true) || !self.blocks[index].called {
+                    continue;
+                }
+                times[index].likely += calls.likely;
+                times[index].least += if index == callee { calls.least } else { 0 };
+                times[index].most += calls.most;
+                open.extend(&self.blocks[index].successors);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A loop of one load, and what an assembler may make of it: two iterations at a time, then the last by itself.
+    const PTX: &str = ".version 8.0\n.target sm_75\n.address_size 64\n.entry k(.param .u64 p) {\n.reg .pred %p<2>;\n.reg .b32 %r<3>;\n\
+        .reg .b64 %rd<1>;\nld.param.u64 %rd0, [p];\nmov.u32 %r0, 0;\n$L0:\nld.global.u32 %r1, [%rd0];\nadd.u32 %r0, %r0, %r1;\n\
+        setp.lt.u32 %p0, %r0, 5;\n@%p0 bra $L0;\nst.global.u32 [%rd0], %r0;\nret;\n}";
+    const SASS: &str = "
+        //## File \"kernel.ptx\", line 2
+        /*0000*/ MOV R1, R0 ;
+        //## File \"kernel.ptx\", line 5
+        /*0010*/ @P1 BRA `(.L_x_2) ;
+        /*0020*/ ISETP P0, R1 ;
+        .L_x_1:
+        //## File \"kernel.ptx\", line 3
+        /*0030*/ LDG R1, [R2] ;
+        /*0040*/ LDG R1, [R2] ;
+        //## File \"kernel.ptx\", line 6
+        /*0050*/ @P0 BRA `(.L_x_1) ;
+        .L_x_2:
+        /*0060*/ @P1 BRA `(.L_x_3) ;
+        //## File \"kernel.ptx\", line 3
+        /*0070*/ LDG R1, [R2] ;
+        .L_x_3:
+        //## File \"kernel.ptx\", line 7
+        /*0080*/ STG [R2], R1 ;
+        /*0090*/ FCHK P0, R1, R2 ;
+        /*00a0*/ @!P0 BRA `(.L_x_4) ;
+        /*00b0*/ CALL.REL.NOINC `($__internal_0_$__cuda_div_slowpath) ;
+        .L_x_4:
+        /*00c0*/ CALL.REL.NOINC `($__internal_1_$__cuda_div_u64) ;
+        /*00d0*/ EXIT ;
+        $__internal_0_$__cuda_div_slowpath:
+        /*00e0*/ MOV R1, R2 ;
+        /*00f0*/ RET.REL.NODEC R24 `(k) ;
+        $__internal_1_$__cuda_div_u64:
+        /*0100*/ MOV R1, R2 ;
+        /*0110*/ RET.REL.NODEC R24 `(k) ;";
+
+    /// What each instruction of `SASS` did when `warps` warps of one lane iterate so often in all.
+    fn executions(warps: u64, iterations: u64) -> (Vec<u64>, WarpInstructions) {
+        let kernel = ptx::parse(PTX).unwrap().remove(0);
+        let sass = Sass::parse(SASS, &kernel).unwrap();
+        let counted = |executions, active_lanes| InstructionCounters { executions, active_lanes, ..Default::default() };
+        let (outside, inside) = (counted(warps, warps), counted(iterations, iterations));
+        let back = counted(iterations, iterations - warps);
+        let all = [outside, outside, inside, inside, inside, back, outside, outside];
+        (sass.executions(&all), sass.warp_instructions(&all))
+    }
+
+    #[test]
+    fn copies_of_an_unrolled_loop_share_its_iterations() {
+        let (times, sum) = executions(10, 50);
+        assert_eq!(times, [10, 10, 10, 20, 20, 20, 10, 10, 10, 10, 10, 0, 10, 10, 0, 0, 10, 10]);
+        assert_eq!(sum, WarpInstructions { likely: 180, least: 180, most: 180 });
+        // Never through the copy of two.
+        let (times, _) = executions(10, 10);
+        assert_eq!(times[2..8], [0, 0, 0, 0, 10, 10]);
+    }
+
+    #[test]
+    fn warps_that_iterate_differently_leave_it_open() {
+        let (times, sum) = executions(10, 55);
+        // Five warps iterate five times and five six times, say.
+        assert_eq!(times[3..8], [25, 25, 25, 10, 5]);
+        assert!(sum.least < sum.likely && sum.likely < sum.most, "{sum:?}");
+    }
+}
