@@ -850,7 +850,10 @@ fn local_lanes(
 pub(crate) fn load_constant(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<(), Fail> {
     let memory = &worker.program.memory[op.aux as usize];
     let site = Site { position: memory.position, warp: warp.index };
-    let constants = worker.program.constant_memory.as_slice();
+    let (constants, space) = match op.code {
+        Code::LoadParameter => (worker.program.params.as_slice(), "parameter"),
+        _ => (worker.program.constant_memory.as_slice(), "constant"),
+    };
     let mut file = File::of(warp);
     let addresses = addresses64(&file, memory.base, memory.offset);
     for (element, register) in memory.registers.iter().enumerate() {
@@ -862,11 +865,10 @@ pub(crate) fn load_constant(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
                 .ok()
                 .and_then(|start| constants.get(start..start.checked_add(memory.bytes as usize)?));
             let Some(bytes) = range else {
-                let allocations = format!("the module's {} bytes of constant memory", constants.len());
-                return Err(site.fail(
-                    FaultKind::OutOfBounds { space: "constant", address, bytes: memory.bytes, allocations },
-                    lane as u32,
-                ));
+                let allocations = format!("the {} bytes of {space} memory", constants.len());
+                return Err(
+                    site.fail(FaultKind::OutOfBounds { space, address, bytes: memory.bytes, allocations }, lane as u32)
+                );
             };
             let value = bytes.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
             values[lane] = extended(value, memory.bytes, memory.extend, register.1);

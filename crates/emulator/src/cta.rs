@@ -12,6 +12,7 @@ use crate::proxy::Proxy;
 use crate::race::{Clock, Expand, Race, Races, Read};
 use crate::report::InstructionCounters;
 use crate::run::Job;
+use crate::small::RegisterRequest;
 use crate::tensor::Flights;
 use crate::traffic::Touched;
 use crate::warp::{PendingCopy, State, Wait, Warp};
@@ -112,6 +113,10 @@ pub(crate) struct Worker<'a> {
     pub flags: HashMap<(usize, u32), Clock>,
     /// Counts what may let somebody go on who waits.
     pub progress: u64,
+    /// The warp instructions that the cluster will have executed when the running warp's fuel is spent.
+    pub clock: u64,
+    /// By warpgroup.
+    pub register_requests: Vec<RegisterRequest>,
 }
 
 impl<'a> Worker<'a> {
@@ -134,7 +139,7 @@ impl<'a> Worker<'a> {
             flights: Flights::default(),
             random: 0,
             barriers: vec![Barrier::default(); BARRIERS as usize],
-            warps: (0..warps).map(|index| Warp::new(index, program.narrow, program.wide, program.predicates)).collect(),
+            warps: (0..warps).map(|index| Warp::new(index, program)).collect(),
             cta: [0; 3],
             mbarriers: BTreeMap::new(),
             unwaited: HashMap::new(),
@@ -147,6 +152,8 @@ impl<'a> Worker<'a> {
             cluster: 0,
             flags: HashMap::new(),
             progress: 0,
+            clock: 0,
+            register_requests: Vec::new(),
         }
     }
 
@@ -172,6 +179,7 @@ impl<'a> Worker<'a> {
             self.unwaited.clear();
             self.proxy.reset(self.warps.len(), self.program.uses_async_proxy);
             self.flights.reset(self.job.shared_bytes);
+            self.register_requests.clear();
             let mut warps = std::mem::take(&mut self.warps);
             for warp in &mut warps {
                 self.job.start_warp(self.program, warp, self.cta, rank as u32);
@@ -239,6 +247,7 @@ impl<'a> Worker<'a> {
             let mut fuel = if self.job.is_random() { 1 + self.draw() % 64 } else { QUANTUM };
             fuel = fuel.min(budget.saturating_sub(*spent)).max(1);
             let given = fuel;
+            self.clock = *spent + fuel;
             let stop = self.job.level.run(self, &mut warps[index], &mut fuel).map_err(|fail| self.fault(*fail))?;
             *spent += given - fuel;
             match stop {
@@ -273,6 +282,7 @@ impl<'a> Worker<'a> {
             self.complete(warps, id)?;
         }
         if warps.iter().all(|warp| warp.state == State::Done) {
+            self.end_register_requests()?;
             self.end_cta(&warps[index])?;
         }
         Ok(())
