@@ -9,7 +9,7 @@ use crate::mbarrier::Mbarrier;
 use crate::pattern::Shapes;
 use crate::program::Program;
 use crate::proxy::Proxy;
-use crate::race::{Clock, Expand, Race, Races, Read};
+use crate::race::{Access, Clock, Expand, Race, Races, Read};
 use crate::report::InstructionCounters;
 use crate::run::Job;
 use crate::small::RegisterRequest;
@@ -86,6 +86,8 @@ pub(crate) struct Worker<'a> {
     pub shared: Vec<u8>,
     /// One bit per byte of shared memory that something wrote.
     pub written: Vec<u64>,
+    /// What a store is about to overwrite, by 64-byte word.
+    pub before: Vec<[u8; 64]>,
     /// Changes whenever bits of `written` are taken back: reads that were found fine may not be any more.
     pub written_since: u64,
     pub local: Vec<u8>,
@@ -133,6 +135,7 @@ impl<'a> Worker<'a> {
             touched: Touched::new(job.memory),
             shared: vec![0; job.shared_bytes],
             written: vec![0; job.shared_bytes.div_ceil(64)],
+            before: Vec::new(),
             written_since: 0,
             local: vec![0; program.local_bytes as usize * 32 * warps],
             races: Races::default(),
@@ -382,10 +385,13 @@ impl<'a> Worker<'a> {
 
     /// Puts the bytes of a copy in place.
     pub(crate) fn deliver(&mut self, warp: usize, copy: &PendingCopy) {
-        self.shared[copy.to..copy.to + copy.bytes.len()].copy_from_slice(&copy.bytes);
+        let place = &mut self.shared[copy.to..copy.to + copy.bytes.len()];
         let (word, bits) = word_bits(copy.to, copy.bytes.len());
+        let repeats = self.written[word] & bits == bits && *place == *copy.bytes;
+        place.copy_from_slice(&copy.bytes);
         self.written[word] |= bits;
-        self.races.open[warp].note(word, bits, true, copy.position);
+        let access = if repeats { Access::Repeat } else { Access::Write };
+        self.races.note_at(warp, self.rank, (word, bits), access, copy.position);
         if !self.unwaited.is_empty() {
             for at in (copy.to..copy.to + copy.bytes.len()).step_by(4) {
                 self.unwaited.remove(&(at as u32));

@@ -30,7 +30,7 @@ pub(crate) fn load(
     transpose: bool,
     registers: &[u32],
 ) -> Result<(), Fail> {
-    let addresses = access::matrix_rows(worker, warp, memory, lanes(registers.len()), false)?;
+    let (addresses, _) = access::matrix_rows(worker, warp, memory, lanes(registers.len()), false)?;
     // All are read before any is written: the address register may be among them.
     let mut values = [[0u32; WARP]; 4];
     for (matrix, value) in values.iter_mut().enumerate().take(registers.len()) {
@@ -57,7 +57,7 @@ pub(crate) fn store(
     transpose: bool,
     registers: &[u32],
 ) -> Result<(), Fail> {
-    let addresses = access::matrix_rows(worker, warp, memory, lanes(registers.len()), true)?;
+    let (addresses, overwrites) = access::matrix_rows(worker, warp, memory, lanes(registers.len()), true)?;
     for (matrix, &register) in registers.iter().enumerate() {
         let value = warp.narrow[register as usize].0;
         let value = if transpose { transposed(&value) } else { value };
@@ -65,6 +65,9 @@ pub(crate) fn store(
             let start = addresses[8 * matrix + lane / 4] as usize + 4 * (lane % 4);
             worker.shared[start..start + 4].copy_from_slice(&word.to_le_bytes());
         }
+    }
+    if let Some(overwrites) = overwrites {
+        access::note_write(worker, &overwrites, warp.index);
     }
     Ok(())
 }
