@@ -42,6 +42,7 @@ pub(crate) enum Wait {
 pub(crate) struct PendingCopy {
     pub to: usize,
     pub bytes: Vec<u8>,
+    pub lane: u8,
     pub position: usize,
 }
 
