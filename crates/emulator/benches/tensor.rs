@@ -44,9 +44,9 @@ fill:
     @%p0 bra fill;
     fence.proxy.async.shared::cta;
     bar.sync 0;
-    // 128-byte rows, the second matrix 8 KiB after the first.
+    // 128-byte rows; the second matrix, 8 KiB after the first, without a swizzle.
     mov.b64 %d0, 0x4000004000010000;
-    mov.b64 %d1, 0x4000004000010200;
+    mov.b64 %d1, 0x0000001000080200;
     mov.b32 %r8, %r3;
     mov.b32 %r9, %r3;
     mov.b32 %r10, %r3;

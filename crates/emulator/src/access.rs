@@ -703,8 +703,7 @@ fn generic(
 enum Way {
     Load,
     Store,
-    /// With the places of the operands.
-    Atomic(u32, u32),
+    Atomic,
 }
 
 /// A load, store or atomic by `shared::cluster` addresses.
@@ -716,8 +715,8 @@ pub(crate) fn cluster(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u
     let program = worker.program;
     let memory = &program.memory[op.aux as usize];
     let addresses = addresses32(&File::of(warp), memory.base, memory.offset).map(u64::from);
-    let way = match (memory.atomic, op.d) {
-        (Some(_), _) => Way::Atomic(op.a, op.b),
+    let way = match (&memory.atomic, op.d) {
+        (Some(_), _) => Way::Atomic,
         (None, 0) => Way::Load,
         (None, _) => Way::Store,
     };
@@ -770,7 +769,7 @@ fn cluster_lanes(
         let access = match way {
             Way::Load => Access::Read,
             Way::Store => Access::Write,
-            Way::Atomic(..) => Access::Atomic,
+            Way::Atomic => Access::Atomic,
         };
         worker.races.note_at(site.warp, rank, (word, bits), access, site.position);
         places[lane] = (rank, start as usize);
@@ -778,18 +777,21 @@ fn cluster_lanes(
     worker.ptx[memory.position] += pattern.ptx;
     worker.merged[memory.position] += pattern.merged;
     let mut file = File::of(warp);
-    if let (Way::Atomic(a, b), Some(atomic)) = (way, memory.atomic) {
-        let (a, b) = (file.narrow(a), file.narrow(b));
-        let mut old = [0; WARP];
-        for lane in lanes_of(mask) {
-            let (rank, start) = places[lane];
-            let (shared, _) = worker.memory_of(rank);
-            old[lane] = little_endian::<4>(shared, start);
-            let new = (atomic.update)(old[lane], a[lane].into(), b[lane].into()) as u32;
-            shared[start..start + 4].copy_from_slice(&new.to_le_bytes());
-        }
-        if let Some(Some(register)) = memory.registers.first() {
-            file.set(*register, old, mask);
+    if let (Way::Atomic, Some(atomic)) = (way, &memory.atomic) {
+        for (element, [a, b]) in atomic.operands.iter().enumerate() {
+            let (a, b) = (file.full(*a), file.full(*b));
+            let mut old = [0; WARP];
+            for lane in lanes_of(mask) {
+                let (rank, start) = places[lane];
+                let (shared, _) = worker.memory_of(rank);
+                let place = &mut shared[start + element * bytes..start + (element + 1) * bytes];
+                old[lane] = place.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
+                let new = (atomic.update)(old[lane], a[lane], b[lane]);
+                place.copy_from_slice(&new.to_le_bytes()[..bytes]);
+            }
+            if let Some(Some(register)) = memory.registers.get(element) {
+                file.set(*register, old, mask);
+            }
         }
         return Ok(());
     }
@@ -905,26 +907,34 @@ pub(crate) fn atomic_shared(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
     }
     let program = worker.program;
     let memory = &program.memory[op.aux as usize];
-    let Some(atomic) = memory.atomic else { return Ok(()) };
+    let Some(atomic) = &memory.atomic else { return Ok(()) };
     let site = Site { position: memory.position, warp: warp.index };
     let mut file = File::of(warp);
     let addresses = addresses32(&file, memory.base, memory.offset);
     shared_shape(worker, memory, op, &addresses, mask, &site)?;
-    let (a, b) = (file.narrow(op.a), file.narrow(op.b));
-    let mut old = [0u64; WARP];
+    let bytes = memory.bytes as usize;
+    let whole = memory.lane_bytes();
     for lane in lanes_of(mask) {
         let start = addresses[lane] as usize;
-        let (word, bits) = word_bits(start, 4);
+        let (word, bits) = word_bits(start, whole as usize);
         if worker.written[word] & bits != bits {
-            return Err(site.fail(worker.unwritten(start as u32, 4), lane as u32));
+            return Err(site.fail(worker.unwritten(start as u32, whole), lane as u32));
         }
         worker.races.open[site.warp].note_atomic(word, bits, site.position);
-        old[lane] = little_endian::<4>(&worker.shared, start);
-        let new = (atomic.update)(old[lane], a[lane].into(), b[lane].into()) as u32;
-        worker.shared[start..start + 4].copy_from_slice(&new.to_le_bytes());
     }
-    if let Some(Some(register)) = memory.registers.first() {
-        file.set(*register, old, mask);
+    for (element, [a, b]) in atomic.operands.iter().enumerate() {
+        let (a, b) = (file.full(*a), file.full(*b));
+        let mut old = [0u64; WARP];
+        for lane in lanes_of(mask) {
+            let start = addresses[lane] as usize + element * bytes;
+            let place = &mut worker.shared[start..start + bytes];
+            old[lane] = place.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
+            let new = (atomic.update)(old[lane], a[lane], b[lane]);
+            place.copy_from_slice(&new.to_le_bytes()[..bytes]);
+        }
+        if let Some(Some(register)) = memory.registers.get(element) {
+            file.set(*register, old, mask);
+        }
     }
     for lane in lanes_of(mask) {
         worker.flag(warp, (worker.rank, addresses[lane]), site.position)?;
@@ -940,12 +950,12 @@ pub(crate) fn atomic_global(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
     }
     let program = worker.program;
     let memory = &program.memory[op.aux as usize];
-    let Some(atomic) = memory.atomic else { return Ok(()) };
+    let Some(atomic) = &memory.atomic else { return Ok(()) };
     let site = Site { position: memory.position, warp: warp.index };
     let mut file = File::of(warp);
     let addresses = addresses64(&file, memory.base, memory.offset);
-    let (a, b) = (file.narrow(op.a), file.narrow(op.b));
-    let mut old = [0u64; WARP];
+    let operands: Vec<_> = atomic.operands.iter().map(|[a, b]| (file.full(*a), file.full(*b))).collect();
+    let mut old = vec![[0u64; WARP]; operands.len()];
     scattered(
         worker,
         memory,
@@ -957,14 +967,18 @@ pub(crate) fn atomic_global(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
         |worker, lane, buffer, offset| {
             let buffer = &worker.job.memory.buffers()[buffer];
             check_written(buffer, offset, memory, lane as u32, &site)?;
-            old[lane] = buffer
-                .update_word(offset, |old| (atomic.update)(old.into(), a[lane].into(), b[lane].into()) as u32)
-                .into();
+            // The elements of a vector are updated one by one (PTX ISA, `atom`).
+            for (element, ((a, b), old)) in operands.iter().zip(&mut old).enumerate() {
+                let at = offset + element as u64 * u64::from(memory.bytes);
+                old[lane] = buffer.update(at, memory.bytes, |old| (atomic.update)(old, a[lane], b[lane]));
+            }
             Ok(())
         },
     )?;
-    if let Some(Some(register)) = memory.registers.first() {
-        file.set(*register, old, mask);
+    for (register, old) in memory.registers.iter().zip(old) {
+        if let Some(register) = register {
+            file.set(*register, old, mask);
+        }
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use crate::engine::Flow;
 use crate::fault::FaultKind;
 use crate::lanes::{self, ALL, Lanes, WARP, Wide, collect, each, expand};
 use crate::program::{Code, Op, PredicateRef, UNGUARDED, WATCHED};
+use crate::small;
 use crate::tensor;
 use crate::warp::Warp;
 
@@ -441,6 +442,7 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
                 file.set_predicate(op.d, value, mask);
             }
             Code::Scalar => scalar(worker, warp, op, mask),
+            Code::Carry => small::carry(worker, warp, op, mask),
             Code::LoadShared => access::load_shared::<LEVEL>(worker, warp, op, mask)?,
             Code::StoreShared => access::store_shared(worker, warp, op, mask)?,
             Code::LoadGlobal => access::load_global::<LEVEL>(worker, warp, op, mask)?,
@@ -462,7 +464,7 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
                 Flow::Stay => continue,
                 Flow::Stop(stop) => return Ok(stop),
             },
-            Code::Shuffle | Code::Vote | Code::WarpSync => {
+            Code::Shuffle | Code::Vote | Code::WarpFunction | Code::WarpSync => {
                 if mask != 0 && !exchange::<LEVEL>(worker, warp, op, mask)? {
                     continue;
                 }
@@ -488,6 +490,13 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
                 {
                     return Ok(stop);
                 }
+            }
+            Code::BranchByIndex => {
+                let table = &program.tables[op.aux as usize];
+                let index = File::of(warp).narrow(op.a);
+                // What the table does not have is undefined (9.7.12.3): here the last target.
+                warp.scatter(mask, |lane| table[(index[lane] as usize).min(table.len() - 1)] as usize);
+                continue;
             }
             Code::Branch => {
                 warp.branch(mask, op.aux as usize);
@@ -599,6 +608,10 @@ fn exchange<const LEVEL: u8>(worker: &Worker<'_>, warp: &mut Warp, op: &Op, mask
     }
     let Some(info) = info else { return Ok(true) };
     let mut file = File::of(warp);
+    if op.code == Code::WarpFunction {
+        worker.program.warp_functions[op.c as usize].execute(&mut file, op, mask);
+        return Ok(true);
+    }
     if op.code == Code::Vote {
         let votes = file.predicate(op.a) & mask;
         match info.mode {

@@ -39,6 +39,7 @@ mod reduce;
 mod report;
 mod run;
 mod scalar;
+mod small;
 mod tensor;
 mod tensor_box;
 mod traffic;

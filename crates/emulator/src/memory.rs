@@ -3,8 +3,8 @@
 //! CTAs run on several threads and a wrong kernel may race, so memory is a vector of atomic words accessed with relaxed
 //! order: plain moves on the machine, and no undefined behaviour whatever the kernel does.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 use thiserror::Error;
 
@@ -165,6 +165,9 @@ impl Memory {
     }
 }
 
+/// Held while 8 bytes are updated.
+static WIDE_UPDATES: Mutex<()> = Mutex::new(());
+
 /// Sets the bits `start..start + bytes`.
 fn mark(bits: &[AtomicU64], start: u64, bytes: u64) {
     let end = start + bytes;
@@ -266,6 +269,30 @@ impl Buffer {
     pub(crate) fn first_unwritten(&self, offset: u64, bytes: u64) -> Option<u64> {
         let written = self.written.as_ref()?;
         (offset..offset + bytes).find(|at| written[(at / 64) as usize].load(Relaxed) >> (at % 64) & 1 == 0)
+    }
+
+    /// As [`Buffer::update_word`], of 2, 4 or 8 bytes at an offset that is a multiple of them.
+    pub(crate) fn update(&self, offset: u64, bytes: u32, update: impl Fn(u64) -> u64) -> u64 {
+        match bytes {
+            4 => self.update_word(offset, |old| update(old.into()) as u32).into(),
+            8 => {
+                // Words hold half of it: updates of this width exclude each other.
+                let _alone = WIDE_UPDATES.lock().unwrap_or_else(PoisonError::into_inner);
+                let old = u64::from(self.load_word(offset)) | u64::from(self.load_word(offset + 4)) << 32;
+                let new = update(old);
+                self.store_word(offset, new as u32);
+                self.store_word(offset + 4, (new >> 32) as u32);
+                old
+            }
+            _ => {
+                let shift = offset % 4 * 8;
+                let narrow = |word: u32| u64::from(word >> shift & 0xffff);
+                let word = self.update_word(offset & !3, |word| {
+                    word & !(0xffff << shift) | ((update(narrow(word)) as u32) & 0xffff) << shift
+                });
+                narrow(word)
+            }
+        }
     }
 
     /// Marks bytes as written.

@@ -71,9 +71,11 @@ pub fn groups(kernel: &Kernel) -> Vec<MergeGroup> {
     let addresses = Addresses::of(kernel, &instructions, &cfg);
     let flow = Flow::of(&instructions, &cfg);
     let mut groups = Vec::new();
-    shared_loads(&instructions, &wanted, &addresses, &flow, &mut groups);
+    // A load that says which bytes it needs keeps its width and merges with nothing.
+    let kept: HashSet<usize> = kernel.used_bytes().into_iter().map(|(position, _)| position).collect();
+    shared_loads(&instructions, &wanted, &kept, &addresses, &flow, &mut groups);
     shared_stores(&instructions, &addresses, &flow, &mut groups);
-    global_loads(&instructions, &wanted, &mut groups);
+    global_loads(&instructions, &wanted, &kept, &mut groups);
     groups.sort_by_key(|group| (group.leader, group.delta));
     groups
 }
@@ -216,6 +218,7 @@ impl Piece {
 fn shared_loads(
     instructions: &[&Instruction],
     wanted: &HashSet<Register>,
+    kept: &HashSet<usize>,
     addresses: &Addresses,
     flow: &Flow,
     groups: &mut Vec<MergeGroup>,
@@ -227,7 +230,7 @@ fn shared_loads(
             continue;
         }
         let (Some(words), Some(place)) = (Words::of(instruction), addresses.place(position)) else { continue };
-        if stays(instruction) {
+        if stays(instruction) || kept.contains(&position) {
             groups.push(alone(position, words.bytes()));
             continue;
         }
@@ -356,13 +359,18 @@ fn merge_stores(run: Vec<Stored>, addresses: &Addresses) -> Vec<Stored> {
     stores
 }
 
-fn global_loads(instructions: &[&Instruction], wanted: &HashSet<Register>, groups: &mut Vec<MergeGroup>) {
+fn global_loads(
+    instructions: &[&Instruction],
+    wanted: &HashSet<Register>,
+    kept: &HashSet<usize>,
+    groups: &mut Vec<MergeGroup>,
+) {
     for (position, instruction) in instructions.iter().enumerate() {
         if instruction.opcode() != Opcode::Ld || !from_global(instruction) {
             continue;
         }
         let Some(words) = Words::of(instruction) else { continue };
-        if stays(instruction) || words.bytes() > WIDEST {
+        if stays(instruction) || kept.contains(&position) || words.bytes() > WIDEST {
             groups.push(alone(position, words.bytes()));
             continue;
         }

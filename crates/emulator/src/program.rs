@@ -1,6 +1,7 @@
 //! A kernel decoded once into what the interpreter runs.
 
 pub(crate) mod engine;
+mod small;
 mod tensor;
 
 use std::collections::HashMap;
@@ -11,6 +12,7 @@ use crate::allocate::{Width, allocate};
 use crate::fault::RunError;
 use crate::merge;
 use crate::scalar;
+use crate::small::{CarryOp, WarpFunction};
 use crate::tensor::{TensorOp, Watch};
 
 pub(crate) use tensor::WATCHED;
@@ -96,6 +98,8 @@ pub(crate) enum Code {
     PredicateNot,
     /// Any function of up to four scalars, lane by lane.
     Scalar,
+    /// Integer arithmetic that reads or writes the carry flag.
+    Carry,
     LoadShared,
     StoreShared,
     LoadGlobal,
@@ -114,6 +118,10 @@ pub(crate) enum Code {
     Engine,
     Shuffle,
     Vote,
+    /// What lanes find out about each other's values.
+    WarpFunction,
+    /// A jump to one of several targets, lane by lane.
+    BranchByIndex,
     ActiveMask,
     BarrierSync,
     BarrierArrive,
@@ -192,10 +200,12 @@ impl MemoryOp {
 }
 
 /// What an atomic does to memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Atomic {
     /// From the old value and one or two operands to the new value.
     pub update: fn(u64, u64, u64) -> u64,
+    /// The operands of each element: places, and whether they are wide.
+    pub operands: Vec<[(u32, bool); 2]>,
 }
 
 /// A function of scalars.
@@ -255,6 +265,12 @@ pub(crate) struct Program {
     /// Parameter memory.
     pub params: Vec<u8>,
     pub tensor: Vec<TensorOp>,
+    /// Arithmetic with carries.
+    pub carries: Vec<CarryOp>,
+    /// The functions of the warp, by [`Op::c`].
+    pub warp_functions: Vec<WarpFunction>,
+    /// The targets of jumps by index.
+    pub tables: Vec<Vec<u32>>,
     /// What stands for the guard of instructions that touch registers which `wgmma` works on, and those registers' names.
     pub watched: Vec<Watch>,
     pub watched_names: Vec<String>,
@@ -290,6 +306,8 @@ struct Decoder {
     /// Where each parameter starts.
     param_offsets: Vec<u64>,
     merged: HashMap<usize, Vec<Merged>>,
+    /// The predicate that is the carry flag, once something carries.
+    carry_flag: Option<u32>,
     watched: tensor::Watched,
     position: usize,
 }
@@ -320,6 +338,9 @@ impl Program {
                 orders: kernel.instructions().map(engine::Order::of).chain([engine::Order::default()]).collect(),
                 params,
                 tensor: Vec::new(),
+                carries: Vec::new(),
+                warp_functions: Vec::new(),
+                tables: Vec::new(),
                 watched: Vec::new(),
                 watched_names,
                 narrow: allocation.narrow,
@@ -339,6 +360,7 @@ impl Program {
             variables,
             param_offsets: parameter_layout(kernel).0,
             merged: merged_accesses(kernel),
+            carry_flag: None,
             watched,
             position: 0,
         };
@@ -568,7 +590,16 @@ impl Decoder {
             }
             Opcode::Ret | Opcode::Exit => op.code = Code::Exit,
             Opcode::Trap => op.code = Code::Trap,
-            Opcode::Nanosleep | Opcode::Prefetch => op.code = Code::Nop,
+            Opcode::Nanosleep
+            | Opcode::Prefetch
+            | Opcode::Prefetchu
+            | Opcode::Applypriority
+            | Opcode::Pmevent
+            | Opcode::Griddepcontrol => op.code = Code::Nop,
+            Opcode::Setmaxnreg => small::set_max_registers(instruction)?,
+            Opcode::Createpolicy => self.cache_policy(instruction, &mut op)?,
+            Opcode::Brx => self.branch_by_index(instruction, &mut op)?,
+            Opcode::Match | Opcode::Redux | Opcode::Elect => self.warp_function(instruction, &mut op)?,
             Opcode::Ld | Opcode::St | Opcode::Atom | Opcode::Red => self.memory(instruction, &mut op)?,
             Opcode::CpAsync => self.copy(instruction, &mut op)?,
             Opcode::Bar | Opcode::Barrier => self.barrier(instruction, &mut op)?,
@@ -578,6 +609,7 @@ impl Decoder {
             Opcode::Mma | Opcode::Ldmatrix | Opcode::Stmatrix | Opcode::Movmatrix | Opcode::Wgmma => {
                 self.tensor(instruction, &mut op)?
             }
+            _ if small::carries(instruction) => self.carry(instruction, &mut op)?,
             _ => self.arithmetic(instruction, &mut op)?,
         }
         self.watch(instruction, &mut op);
@@ -676,10 +708,9 @@ impl Decoder {
 
     fn arithmetic(&mut self, instruction: &Instruction, op: &mut Op) -> Decoded<()> {
         use Code::*;
-        if instruction.has(Modifier::Cc) || matches!(instruction.opcode(), Opcode::Addc | Opcode::Subc | Opcode::Madc) {
-            return Err("carries have no code here".into());
-        }
-        let ty = instruction.ty().ok_or("an instruction without a type")?;
+        // `isspacep` has no type: it looks at an address.
+        let address = (instruction.opcode() == Opcode::Isspacep).then_some(Type::U64);
+        let ty = instruction.ty().or(address).ok_or("an instruction without a type")?;
         if ty == Type::Pred {
             let operands = instruction.operands();
             op.d = self.destination_predicate(&operands[0])?;
@@ -741,10 +772,12 @@ impl Decoder {
         let two = instruction.types().nth(1);
         use Type as T;
         let fast = match (instruction.opcode(), ty) {
+            _ if instruction.types().count() > 1 && instruction.opcode() != Opcode::Cvt => None,
             (Opcode::Fma | Opcode::Mad, T::F32) if nearest => Some(FmaF32),
             (Opcode::Add, T::F32) if nearest => Some(AddF32),
             (Opcode::Sub, T::F32) if nearest => Some(SubF32),
             (Opcode::Mul, T::F32) if nearest => Some(MulF32),
+            (Opcode::Max | Opcode::Min, _) if sources.len() > 2 => None,
             (Opcode::Max, T::F32) if plain(&[]) => Some(MaxF32),
             (Opcode::Min, T::F32) if plain(&[]) => Some(MinF32),
             (Opcode::Neg, T::F32) if plain(&[]) => Some(NegF32),
@@ -765,8 +798,8 @@ impl Decoder {
             (Opcode::Shr, T::S32) if narrow => Some(ShrS32),
             (Opcode::Min, T::U32) if narrow => Some(MinU32),
             (Opcode::Max, T::U32) if narrow => Some(MaxU32),
-            (Opcode::Min, T::S32) if narrow => Some(MinS32),
-            (Opcode::Max, T::S32) if narrow => Some(MaxS32),
+            (Opcode::Min, T::S32) if narrow && plain(&[]) => Some(MinS32),
+            (Opcode::Max, T::S32) if narrow && plain(&[]) => Some(MaxS32),
             (Opcode::Add, T::U64 | T::S64) if wide => Some(Add64),
             (Opcode::Sub, T::U64 | T::S64) if wide => Some(Sub64),
             (Opcode::Mul, T::U64 | T::S64) if wide && lo => Some(Mul64),
@@ -792,8 +825,8 @@ impl Decoder {
             (Opcode::Cvt, T::F32) if two == Some(T::F16) && plain(&[]) => Some(F16ToF32),
             (Opcode::Cvt, T::F16) if two == Some(T::F32) && nearest => Some(F32ToF16),
             (Opcode::Cvt, T::Bf16) if two == Some(T::F32) && nearest => Some(F32ToBf16),
-            (Opcode::Cvt, T::F16x2) if nearest => Some(F32ToF16x2),
-            (Opcode::Cvt, T::Bf16x2) if nearest => Some(F32ToBf16x2),
+            (Opcode::Cvt, T::F16x2) if two == Some(T::F32) && nearest => Some(F32ToF16x2),
+            (Opcode::Cvt, T::Bf16x2) if two == Some(T::F32) && nearest => Some(F32ToBf16x2),
             _ => None,
         };
         if let Some(code) = fast {
@@ -879,18 +912,24 @@ impl Decoder {
         }
         let mut atomic = None;
         if matches!(opcode, Opcode::Atom | Opcode::Red) {
-            if ty.bits() != 32 {
-                return Err("atomics are executed on 32 bits".into());
-            }
-            atomic = Some(Atomic { update: scalar::atomic(instruction)? });
             let first = if opcode == Opcode::Atom { 2 } else { 1 };
-            op.a = self.source(&operands[first], ty)?.0;
-            op.b = match operands.get(first + 1) {
-                Some(operand) => self.source(operand, ty)?.0,
-                None => op.a,
-            };
+            let second = if instruction.has(Modifier::Cas) { first + 1 } else { first };
+            let mut pairs = Vec::with_capacity(elements.len());
+            for index in 0..elements.len() {
+                let mut pair = [(0, false); 2];
+                for (place, operand) in pair.iter_mut().zip([first, second]) {
+                    let operand = match operands.get(operand) {
+                        Some(Operand::Vector(values)) => values.get(index),
+                        single => single,
+                    };
+                    let (at, width) = self.source(operand.ok_or("an operand is missing")?, ty)?;
+                    *place = (at, width == Width::Wide);
+                }
+                pairs.push(pair);
+            }
+            atomic = Some(Atomic { update: scalar::atomic(instruction)?, operands: pairs });
             if opcode == Opcode::Red {
-                registers = vec![None];
+                registers = vec![None; elements.len()];
             }
         }
         if cluster {

@@ -2,6 +2,8 @@
 //!
 //! Values travel as `u64` with zeros above their width. Section numbers are the PTX ISA's (version 9.0).
 
+mod round;
+
 use half::{bf16, f16};
 use ptx::{Instruction, Modifier, Opcode, Type};
 
@@ -76,30 +78,48 @@ pub(crate) fn order(ty: Type, ftz: bool) -> Option<Order> {
     }
 }
 
-/// What an atomic makes of the old value and its operands (9.7.13.5).
+/// What an atomic makes of the old value and its operands (9.7.13.5); of packed halves, of both.
 pub(crate) fn atomic(instruction: &Instruction) -> Result<fn(u64, u64, u64) -> u64, String> {
-    let signed = instruction.ty() == Some(Type::S32);
-    let float = instruction.ty() == Some(Type::F32);
+    let ty = instruction.ty().ok_or("an atomic without a type")?;
     let operation = instruction.modifiers().iter().find(|m| {
         use Modifier::*;
         matches!(m, Add | Min | Max | Inc | Dec | Exch | And | Or | Xor | Cas)
     });
-    Ok(match operation {
-        Some(Modifier::Add) if float => {
-            |old, x, _| u64::from((f32::from_bits(old as u32) + f32::from_bits(x as u32)).to_bits())
-        }
-        Some(Modifier::Add) => |old, x, _| u64::from((old as u32).wrapping_add(x as u32)),
-        Some(Modifier::Min) if signed => |old, x, _| u64::from((old as i32).min(x as i32) as u32),
-        Some(Modifier::Max) if signed => |old, x, _| u64::from((old as i32).max(x as i32) as u32),
-        Some(Modifier::Min) if !float => |old, x, _| old.min(x),
-        Some(Modifier::Max) if !float => |old, x, _| old.max(x),
-        Some(Modifier::Inc) => |old, x, _| if old >= x { 0 } else { old + 1 },
-        Some(Modifier::Dec) => |old, x, _| if old == 0 || old > x { x } else { old - 1 },
-        Some(Modifier::Exch) => |_, x, _| x,
-        Some(Modifier::And) => |old, x, _| old & x,
-        Some(Modifier::Or) => |old, x, _| old | x,
-        Some(Modifier::Xor) => |old, x, _| old ^ x,
-        Some(Modifier::Cas) => |old, compare, x| if old == compare { x } else { old },
+    macro_rules! halves {
+        ($of:expr) => {
+            |old, x, _| $of(old & 0xffff, x & 0xffff) | $of(old >> 16 & 0xffff, x >> 16 & 0xffff) << 16
+        };
+    }
+    Ok(match (operation, ty) {
+        (Some(Modifier::Add), Type::F32) => |old, x, _| bits(f32s(old) + f32s(x)),
+        (Some(Modifier::Add), Type::F64) => |old, x, _| (f64::from_bits(old) + f64::from_bits(x)).to_bits(),
+        (Some(Modifier::Add), Type::F16) => |old, x, _| hb(h(old) + h(x)),
+        (Some(Modifier::Add), Type::Bf16) => |old, x, _| bb(b(old) + b(x)),
+        (Some(Modifier::Add), Type::F16x2) => halves!(|old, x| hb(h(old) + h(x))),
+        (Some(Modifier::Add), Type::Bf16x2) => halves!(|old, x| bb(b(old) + b(x))),
+        (Some(Modifier::Min), Type::F16) => |old, x, _| hb(lanes::min(h(old), h(x))),
+        (Some(Modifier::Max), Type::F16) => |old, x, _| hb(lanes::max(h(old), h(x))),
+        (Some(Modifier::Min), Type::Bf16) => |old, x, _| bb(lanes::min(b(old), b(x))),
+        (Some(Modifier::Max), Type::Bf16) => |old, x, _| bb(lanes::max(b(old), b(x))),
+        (Some(Modifier::Min), Type::F16x2) => halves!(|old, x| hb(lanes::min(h(old), h(x)))),
+        (Some(Modifier::Max), Type::F16x2) => halves!(|old, x| hb(lanes::max(h(old), h(x)))),
+        (Some(Modifier::Min), Type::Bf16x2) => halves!(|old, x| bb(lanes::min(b(old), b(x)))),
+        (Some(Modifier::Max), Type::Bf16x2) => halves!(|old, x| bb(lanes::max(b(old), b(x)))),
+        (Some(Modifier::Add), Type::U32 | Type::S32) => |old, x, _| u64::from((old as u32).wrapping_add(x as u32)),
+        (Some(Modifier::Add), Type::U64) => |old, x, _| old.wrapping_add(x),
+        (Some(Modifier::Min), Type::S32) => |old, x, _| u64::from((old as i32).min(x as i32) as u32),
+        (Some(Modifier::Max), Type::S32) => |old, x, _| u64::from((old as i32).max(x as i32) as u32),
+        (Some(Modifier::Min), Type::S64) => |old, x, _| (old as i64).min(x as i64) as u64,
+        (Some(Modifier::Max), Type::S64) => |old, x, _| (old as i64).max(x as i64) as u64,
+        (Some(Modifier::Min), Type::U32 | Type::U64) => |old, x, _| old.min(x),
+        (Some(Modifier::Max), Type::U32 | Type::U64) => |old, x, _| old.max(x),
+        (Some(Modifier::Inc), _) => |old, x, _| if old >= x { 0 } else { old + 1 },
+        (Some(Modifier::Dec), _) => |old, x, _| if old == 0 || old > x { x } else { old - 1 },
+        (Some(Modifier::Exch), _) => |_, x, _| x,
+        (Some(Modifier::And), _) => |old, x, _| old & x,
+        (Some(Modifier::Or), _) => |old, x, _| old | x,
+        (Some(Modifier::Xor), _) => |old, x, _| old ^ x,
+        (Some(Modifier::Cas), _) => |old, compare, x| if old == compare { x } else { old },
         _ => return Err("this atomic operation has no semantics here".into()),
     })
 }
@@ -228,10 +248,18 @@ macro_rules! integer {
 
 /// The function an instruction computes lane by lane; operands in order, missing ones are zero, predicates are 0 or 1.
 pub(crate) fn function(instruction: &Instruction) -> Result<Function, String> {
-    let ty = instruction.ty().ok_or("an instruction without a type")?;
+    // `isspacep` has no type: it looks at an address.
+    let address = (instruction.opcode() == Opcode::Isspacep).then_some(Type::U64);
+    let ty = instruction.ty().or(address).ok_or("an instruction without a type")?;
     let directed = [Modifier::Rz, Modifier::Rm, Modifier::Rp].iter().any(|&m| instruction.has(m));
     if instruction.opcode() == Opcode::Cvt {
         return conversion(instruction);
+    }
+    if matches!(instruction.opcode(), Opcode::Max | Opcode::Min) && instruction.operands().len() > 3 {
+        return Err("three operands have no semantics here".into());
+    }
+    if let Some(function) = rounded(instruction, ty).or_else(|| rarer(instruction, ty)) {
+        return Ok(function);
     }
     if directed {
         return Err("directed rounding has no semantics here".into());
@@ -239,8 +267,12 @@ pub(crate) fn function(instruction: &Instruction) -> Result<Function, String> {
     if instruction.has(Modifier::Sat) && ty.is_float() {
         return Err("saturation to [0, 1] has no semantics here".into());
     }
-    if instruction.has(Modifier::Relu) {
-        return Err("`.relu` has no semantics here".into());
+    let without = [Modifier::Relu, Modifier::XorSign, Modifier::Oob, Modifier::Cc];
+    if let Some(modifier) = without.into_iter().find(|&modifier| instruction.has(modifier)) {
+        return Err(format!("`{modifier}` has no semantics here"));
+    }
+    if instruction.types().nth(1).is_some_and(|second| second != ty && ty == Type::F32) {
+        return Err("operands of two types have no semantics here".into());
     }
     let found = match instruction.opcode() {
         Opcode::Mul | Opcode::Mad if instruction.has(Modifier::Wide) => wide(instruction.opcode(), ty),
@@ -277,6 +309,189 @@ pub(crate) fn function(instruction: &Instruction) -> Result<Function, String> {
         },
     };
     found.ok_or_else(|| "it has no semantics here".into())
+}
+
+/// Arithmetic on singles in other roundings than the nearest, with `.sat`, and on pairs of them (9.7.3, 9.7.5).
+fn rounded(instruction: &Instruction, ty: Type) -> Option<Function> {
+    let operation = match instruction.opcode() {
+        Opcode::Add => round::ADD,
+        Opcode::Sub => round::SUB,
+        Opcode::Mul => round::MUL,
+        Opcode::Fma | Opcode::Mad => round::FMA,
+        Opcode::Div => round::DIV,
+        Opcode::Sqrt => round::SQRT,
+        _ => return None,
+    };
+    let mode = round::mode(instruction.modifiers());
+    let (ftz, sat) = (instruction.has(Modifier::Ftz), instruction.has(Modifier::Sat));
+    let one_type = instruction.types().count() == 1;
+    match ty {
+        Type::F32x2 => round::operation(operation, mode, ftz, sat, true),
+        Type::F32 if one_type && (mode != round::NEAREST || sat) => round::operation(operation, mode, ftz, sat, false),
+        _ => None,
+    }
+}
+
+/// Integer dot products, masks, sums of differences, and functions of halves.
+fn rarer(instruction: &Instruction, ty: Type) -> Option<Function> {
+    let has = |modifier| instruction.has(modifier);
+    let signed = |index: usize| instruction.types().nth(index).is_some_and(Type::is_signed);
+    /// `dp4a` and `dp2a`: bytes of `b` times bytes or halves of `a`.
+    macro_rules! dot {
+        ($a:ty, $b:ty, $width:literal, $from:literal, $count:literal) => {
+            |a, b, c, _| {
+                let sum = (0..$count).fold(c as u32 as i32, |sum, place| {
+                    let (x, y) = ((a >> ($width * place)) as $a as i32, (b >> (8 * place + $from)) as $b as i32);
+                    sum.wrapping_add(x.wrapping_mul(y))
+                });
+                u64::from(sum as u32)
+            }
+        };
+        ($width:literal, $narrow:ty, $unsigned:ty, $from:literal, $count:literal) => {
+            match (signed(0), signed(1)) {
+                (true, true) => dot!($narrow, i8, $width, $from, $count),
+                (true, false) => dot!($narrow, u8, $width, $from, $count),
+                (false, true) => dot!($unsigned, i8, $width, $from, $count),
+                (false, false) => dot!($unsigned, u8, $width, $from, $count),
+            }
+        };
+    }
+    let function: Function = match instruction.opcode() {
+        Opcode::Dp4a => dot!(8, i8, u8, 0, 4),
+        Opcode::Dp2a if has(Modifier::Hi) => dot!(16, i16, u16, 16, 2),
+        Opcode::Dp2a => dot!(16, i16, u16, 0, 2),
+        // `sad`: c + |a - b|.
+        Opcode::Sad => match ty {
+            Type::U16 => |a, b, c, _| u64::from((c as u16).wrapping_add((a as u16).abs_diff(b as u16))),
+            Type::S16 => |a, b, c, _| u64::from((c as u16).wrapping_add((a as i16).abs_diff(b as i16))),
+            Type::U32 => |a, b, c, _| u64::from((c as u32).wrapping_add((a as u32).abs_diff(b as u32))),
+            Type::S32 => |a, b, c, _| u64::from((c as u32).wrapping_add((a as i32).abs_diff(b as i32))),
+            Type::U64 => |a, b, c, _| c.wrapping_add(a.abs_diff(b)),
+            Type::S64 => |a, b, c, _| c.wrapping_add((a as i64).abs_diff(b as i64)),
+            _ => return None,
+        },
+        // `mul24`: the upper or lower 32 of the 48 bits of a product of 24-bit numbers.
+        Opcode::Mul24 => match (ty, has(Modifier::Hi)) {
+            (Type::U32, false) => |a, b, _, _| ((a & 0xff_ffff) * (b & 0xff_ffff)) & 0xffff_ffff,
+            (Type::U32, true) => |a, b, _, _| ((a & 0xff_ffff) * (b & 0xff_ffff)) >> 16 & 0xffff_ffff,
+            (Type::S32, hi) => {
+                if hi {
+                    |a, b, _, _| (signed24(a) * signed24(b)) as u64 >> 16 & 0xffff_ffff
+                } else {
+                    |a, b, _, _| (signed24(a) * signed24(b)) as u64 & 0xffff_ffff
+                }
+            }
+            _ => return None,
+        },
+        // `fns`: the n-th set bit from `base` on, up or down; all ones when there is none.
+        Opcode::Fns => |mask, base, offset, _| {
+            let (mask, base, offset) = (mask as u32, base as u32 & 31, offset as u32 as i32);
+            let found = if offset == 0 {
+                (mask >> base & 1 == 1).then_some(base)
+            } else {
+                let wanted = offset.unsigned_abs() as usize - 1;
+                let set = |place: &u32| mask >> *place & 1 == 1;
+                if offset > 0 { (base..32).filter(set).nth(wanted) } else { (0..=base).rev().filter(set).nth(wanted) }
+            };
+            u64::from(found.unwrap_or(u32::MAX))
+        },
+        // `bmsk`: `b` ones from bit `a` on.
+        Opcode::Bmsk if has(Modifier::Wrap) => |a, b, _, _| u64::from(ones(b as u32 & 31) << (a as u32 & 31)),
+        Opcode::Bmsk => |a, b, _, _| u64::from(ones((b as u32).min(32)).checked_shl(a as u32).unwrap_or(0)),
+        // `szext`: the lower `b` bits, extended.
+        Opcode::Szext => match (ty.is_signed(), has(Modifier::Wrap)) {
+            (false, true) => |a, b, _, _| a & u64::from(ones(b as u32 & 31)),
+            (false, false) => |a, b, _, _| a & u64::from(ones((b as u32).min(32))),
+            (true, true) => |a, b, _, _| u64::from(extended(a as u32, b as u32 & 31)),
+            (true, false) => |a, b, _, _| u64::from(extended(a as u32, (b as u32).min(32))),
+        },
+        // `slct`: `c` decides by its sign.
+        Opcode::Slct => match instruction.types().nth(1) {
+            Some(Type::S32) => |a, b, c, _| if c as u32 as i32 >= 0 { a } else { b },
+            Some(Type::F32) => |a, b, c, _| if f32s(c) >= 0.0 { a } else { b },
+            _ => return None,
+        },
+        // Halves, to nearest of the exact value.
+        Opcode::Ex2 => match ty {
+            Type::F16 => |a, _, _, _| hb(lanes::exp2(h(a))),
+            Type::F16x2 => packed!(|a, _, _, _| hb(lanes::exp2(h(a)))),
+            Type::Bf16 => |a, _, _, _| bb(lanes::flush(lanes::exp2(lanes::flush(b(a))))),
+            Type::Bf16x2 => packed!(|a, _, _, _| bb(lanes::flush(lanes::exp2(lanes::flush(b(a)))))),
+            _ => return None,
+        },
+        Opcode::Tanh => match ty {
+            Type::F16 => |a, _, _, _| hb(h(a).tanh()),
+            Type::F16x2 => packed!(|a, _, _, _| hb(h(a).tanh())),
+            Type::Bf16 => |a, _, _, _| bb(b(a).tanh()),
+            Type::Bf16x2 => packed!(|a, _, _, _| bb(b(a).tanh())),
+            _ => return None,
+        },
+        Opcode::Fma if has(Modifier::Relu) && !has(Modifier::Oob) => match ty {
+            Type::F16 => |a, b, c, _| hb(relu(h(a).mul_add(h(b), h(c)))),
+            Type::F16x2 => packed!(|a, b, c, _| hb(relu(h(a).mul_add(h(b), h(c))))),
+            Type::Bf16 => |x, y, z, _| bb(relu(b(x).mul_add(b(y), b(z)))),
+            Type::Bf16x2 => packed!(|x, y, z, _| bb(relu(b(x).mul_add(b(y), b(z))))),
+            _ => return None,
+        },
+        // `.xorsign`: the larger magnitude, with the sign of the product.
+        Opcode::Max | Opcode::Min if has(Modifier::XorSign) && ty == Type::F32 && !has(Modifier::Ftz) => {
+            match (instruction.opcode(), has(Modifier::NanMode)) {
+                (Opcode::Max, false) => |a, b, _, _| signed_by(lanes::max(f32s(a).abs(), f32s(b).abs()), a, b),
+                (Opcode::Min, false) => |a, b, _, _| signed_by(lanes::min(f32s(a).abs(), f32s(b).abs()), a, b),
+                _ => return None,
+            }
+        }
+        Opcode::Rcp if ty == Type::F64 && has(Modifier::Approx) => {
+            |a, _, _, _| upper(1.0 / f64::from_bits(a & !0xffff_ffff))
+        }
+        Opcode::Rsqrt if ty == Type::F64 => |a, _, _, _| upper(1.0 / f64::from_bits(a & !0xffff_ffff).sqrt()),
+        // `isspacep`: which window a generic address lies in.
+        Opcode::Isspacep => {
+            use crate::program::{LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
+            if has(Modifier::Shared) || has(Modifier::SharedCta) {
+                |a, _, _, _| u64::from((SHARED_WINDOW..SHARED_WINDOW + WINDOW_BYTES).contains(&a))
+            } else if has(Modifier::Local) {
+                |a, _, _, _| u64::from((LOCAL_WINDOW..LOCAL_WINDOW + WINDOW_BYTES).contains(&a))
+            } else if has(Modifier::Global) {
+                |a, _, _, _| u64::from(!(SHARED_WINDOW..LOCAL_WINDOW + WINDOW_BYTES).contains(&a))
+            } else {
+                return None;
+            }
+        }
+        _ => return None,
+    };
+    Some(function)
+}
+
+/// So many ones from bit 0 on.
+fn ones(count: u32) -> u32 {
+    u32::MAX.checked_shr(32 - count.min(32)).unwrap_or(0)
+}
+
+fn extended(value: u32, bits: u32) -> u32 {
+    match bits {
+        0 => 0,
+        bits => ((value << (32 - bits)) as i32 >> (32 - bits)) as u32,
+    }
+}
+
+fn signed24(x: u64) -> i64 {
+    (x << 40) as i64 >> 40
+}
+
+fn signed_by(magnitude: f32, a: u64, b: u64) -> u64 {
+    if magnitude.is_nan() { 0x7fff_ffff } else { bits(magnitude) & 0x7fff_ffff | (a ^ b) & 0x8000_0000 }
+}
+
+/// `.approx.ftz.f64` works on the upper halves, subnormal numbers as zeros.
+fn upper(x: f64) -> u64 {
+    let x = if x.abs() < f64::MIN_POSITIVE { 0.0f64.copysign(x) } else { x };
+    if x.is_nan() { 0x7fff_ffff_0000_0000 } else { x.to_bits() & !0xffff_ffff }
+}
+
+/// Negative numbers to +0, a NaN to the canonical one.
+fn relu(x: f32) -> f32 {
+    if x.is_nan() || x > 0.0 { x } else { 0.0 }
 }
 
 fn wide(opcode: Opcode, ty: Type) -> Option<Function> {
@@ -506,17 +721,53 @@ macro_rules! packed_functions {
 packed_functions!(f16x2_function, h, hb, f16);
 packed_functions!(bf16x2_function, b, bb, bf16);
 
+/// Clamped to [0, 1], a NaN to +0 (`.sat`).
+fn unit(x: f32) -> f32 {
+    if x.is_nan() { 0.0 } else { x.clamp(0.0, 1.0) + 0.0 }
+}
+
 /// 9.7.9.22. Integers to integers extend or cut; floats to integers saturate; the rounding is the modifier's.
 fn conversion(instruction: &Instruction) -> Result<Function, String> {
     let mut types = instruction.types();
     let (Some(to), Some(from)) = (types.next(), types.next()) else { return Err("cvt needs two types".into()) };
-    if instruction.has(Modifier::Sat) || instruction.has(Modifier::Relu) {
-        return Err("this conversion's saturation has no semantics here".into());
-    }
     let rounding = instruction.modifiers().iter().copied().find(|m| {
         use Modifier::*;
         matches!(m, Rn | Rz | Rm | Rp | Rni | Rzi | Rmi | Rpi)
     });
+    let has = |modifier| instruction.has(modifier);
+    let (relu, finite, to_zero) = (has(Modifier::Relu), has(Modifier::Satfinite), has(Modifier::Rz));
+    let wide_half = matches!(to, Type::F16x2 | Type::Bf16x2);
+    match (to, from) {
+        _ if has(Modifier::Rs) || has(Modifier::Pack) => {}
+        (Type::E4m3x2 | Type::E5m2x2, _) => {
+            return round::to_bytes(to == Type::E5m2x2, relu, from).ok_or_else(|| "not from this type".into());
+        }
+        (Type::F16x2 | Type::Bf16x2, Type::E4m3x2 | Type::E5m2x2) => {
+            return Ok(round::from_bytes(from == Type::E5m2x2, relu, to == Type::Bf16x2));
+        }
+        (Type::F16 | Type::Bf16 | Type::F16x2 | Type::Bf16x2, Type::F32)
+            if (relu || finite || to_zero || wide_half) && !has(Modifier::Sat) && !has(Modifier::Ftz) =>
+        {
+            let brain = matches!(to, Type::Bf16 | Type::Bf16x2);
+            return Ok(round::half_conversion(brain, to_zero, relu, finite, wide_half));
+        }
+        (Type::Tf32, Type::F32) => {
+            return Ok(round::tf32_conversion(has(Modifier::Rna), to_zero, relu, finite));
+        }
+        // Exact, then to nearest: one rounding.
+        (Type::Bf16, Type::F16) => return Ok(|a, _, _, _| bb(h(a))),
+        (Type::F16, Type::Bf16) => return Ok(|a, _, _, _| hb(b(a))),
+        (Type::F32, Type::F32 | Type::F16) if has(Modifier::Sat) && rounding.is_none() => {
+            return Ok(match from {
+                Type::F32 => |a, _, _, _| bits(unit(f32s(a))),
+                _ => |a, _, _, _| bits(unit(h(a))),
+            });
+        }
+        _ => {}
+    }
+    if has(Modifier::Sat) || relu || finite || has(Modifier::Rs) || has(Modifier::Pack) {
+        return Err("this conversion's saturation has no semantics here".into());
+    }
     macro_rules! from_integer {
         ($native:ty) => {
             match to {
@@ -582,12 +833,6 @@ fn conversion(instruction: &Instruction) -> Result<Function, String> {
         Type::S32 => from_integer!(i32),
         Type::U64 => from_integer!(u64),
         Type::S64 => from_integer!(i64),
-        Type::F32 if to == Type::Tf32 => |a, _, _, _| {
-            // Round to 10 bits of mantissa, ties away from zero.
-            let magnitude = a & 0x7fff_ffff;
-            let rounded = if magnitude > 0x7f80_0000 { a } else { a + 0x1000 };
-            rounded & 0xffff_e000
-        },
         Type::F32 => from_float!(f32s),
         Type::F64 => from_float!(f64::from_bits),
         Type::F16 => from_float!(h),

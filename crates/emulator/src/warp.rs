@@ -161,6 +161,21 @@ impl Warp {
         self.diverge(taken, target, next);
     }
 
+    /// Sends each lane of `taken` to a target of its own, the other active ones to the next position.
+    #[cold]
+    pub(crate) fn scatter(&mut self, taken: u32, target: impl Fn(usize) -> usize) {
+        let (pc, rest) = (self.pc, self.active & !taken);
+        for lane in crate::pattern::lanes_of(taken) {
+            let to = target(lane);
+            self.turns += u32::from(to <= pc && taken.trailing_zeros() as usize == lane);
+            self.suspend(to, 1 << lane, false);
+        }
+        if rest != 0 {
+            self.suspend(pc + 1, rest, false);
+        }
+        self.choose();
+    }
+
     #[cold]
     fn diverge(&mut self, taken: u32, target: usize, next: usize) {
         let rest = self.active & !taken;

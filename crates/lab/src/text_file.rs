@@ -9,8 +9,8 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what each field is")]
 pub enum TextFileError {
-    #[error("{}: {source}", path.display())]
-    Io { path: PathBuf, source: io::Error },
+    #[error("{}: {error}", path.display())]
+    Io { path: PathBuf, error: io::Error },
     #[error("{} is {what}: it must be a regular file", path.display())]
     NotAFile { path: PathBuf, what: &'static str },
     #[error("{} has {bytes} bytes; {allowed} are allowed", path.display())]
@@ -24,7 +24,7 @@ pub enum TextFileError {
 /// # Errors
 /// When it is something else, or cannot be read.
 pub fn read(path: &Path, allowed: u64) -> Result<String, TextFileError> {
-    let io = |source| TextFileError::Io { path: path.into(), source };
+    let io = |error| TextFileError::Io { path: path.into(), error };
     let metadata = fs::metadata(path).map_err(io)?;
     // To open a pipe would wait for its writer.
     if !metadata.is_file() {

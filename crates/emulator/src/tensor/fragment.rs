@@ -10,47 +10,51 @@
 //!
 //! Registers are given as a warp's file and the places in it.
 
-use crate::lanes::{Lanes, WARP, f16_to_f32, f32_to_f16};
-use crate::tensor::numerics::Element;
+use crate::lanes::{Lanes, WARP, f32_to_f16};
+use crate::tensor::numerics;
 
 /// Fills `out`, `[m][k]`, from A's registers. `m` is 8 or 16.
 #[inline(always)]
-pub(crate) fn read_a(element: Element, file: &[Lanes], places: &[u32], m: usize, k: usize, out: &mut [f32]) {
-    let per_word = element.per_word();
+pub(crate) fn read_a<const E: usize>(
+    widen: impl Fn(u32) -> [f32; E],
+    file: &[Lanes],
+    places: &[u32],
+    m: usize,
+    k: usize,
+    out: &mut [f32],
+) {
     for (index, &place) in places.iter().enumerate() {
-        let (row, depth) = (8 * (index % (m / 8)), 4 * per_word * (index / (m / 8)));
+        let (row, depth) = (8 * (index % (m / 8)), 4 * E * (index / (m / 8)));
         let register = &file[place as usize].0;
-        for lane in 0..WARP {
-            let words = element.widen(register[lane]);
-            let start = (row + lane / 4) * k + depth + per_word * (lane % 4);
-            out[start..start + per_word].copy_from_slice(&words[..per_word]);
+        for (group, lanes) in register.as_chunks::<4>().0.iter().enumerate() {
+            let row = &mut out[(row + group) * k + depth..][..4 * E];
+            for (out, &lane) in row.as_chunks_mut::<E>().0.iter_mut().zip(lanes) {
+                *out = widen(lane);
+            }
         }
     }
 }
 
 /// Fills `out`, `[k][8]`, from B's registers.
 #[inline(always)]
-pub(crate) fn read_b(element: Element, file: &[Lanes], places: &[u32], out: &mut [f32]) {
-    let per_word = element.per_word();
+pub(crate) fn read_b<const E: usize>(widen: impl Fn(u32) -> [f32; E], file: &[Lanes], places: &[u32], out: &mut [f32]) {
     for (index, &place) in places.iter().enumerate() {
         let register = &file[place as usize].0;
+        let out = &mut out[4 * E * index * 8..][..4 * E * 8];
         for lane in 0..WARP {
-            let words = element.widen(register[lane]);
-            let depth = 4 * per_word * index + per_word * (lane % 4);
-            for (offset, &word) in words[..per_word].iter().enumerate() {
-                out[(depth + offset) * 8 + lane / 4] = word;
+            let words = widen(register[lane]);
+            for (offset, &word) in words.iter().enumerate() {
+                out[(E * (lane % 4) + offset) * 8 + lane / 4] = word;
             }
         }
     }
 }
 
-/// For each lane, where elements `2 pair` and `2 pair + 1` of the accumulator lie in `[m][n]`: the index of the first.
+/// Where elements `2 pair` and `2 pair + 1` of lane 0 lie in `[m][n]`; those of lanes 0 to 3 take eight places from there, those
+/// of the next four lanes the same places one row further.
 #[inline(always)]
-fn for_pair(pair: usize, m: usize, n: usize, mut visit: impl FnMut(usize, usize)) {
-    let start = 8 * (pair % (m / 8)) * n + 8 * (pair / (m / 8));
-    for lane in 0..WARP {
-        visit(lane, start + lane / 4 * n + 2 * (lane % 4));
-    }
+fn corner(pair: usize, m: usize, n: usize) -> usize {
+    8 * (pair % (m / 8)) * n + 8 * (pair / (m / 8))
 }
 
 /// Fills `out`, `[m][n]`, from f32 accumulators.
@@ -58,10 +62,14 @@ fn for_pair(pair: usize, m: usize, n: usize, mut visit: impl FnMut(usize, usize)
 pub(crate) fn read_words(file: &[Lanes], places: &[u32], m: usize, n: usize, out: &mut [f32]) {
     for (pair, places) in places.as_chunks().0.iter().enumerate() {
         let [even, odd] = places.map(|place| &file[place as usize].0);
-        for_pair(pair, m, n, |lane, at| {
-            out[at] = f32::from_bits(even[lane]);
-            out[at + 1] = f32::from_bits(odd[lane]);
-        });
+        let start = corner(pair, m, n);
+        for group in 0..8 {
+            let row = &mut out[start + group * n..][..8];
+            for t in 0..4 {
+                row[2 * t] = f32::from_bits(even[4 * group + t]);
+                row[2 * t + 1] = f32::from_bits(odd[4 * group + t]);
+            }
+        }
     }
 }
 
@@ -69,8 +77,16 @@ pub(crate) fn read_words(file: &[Lanes], places: &[u32], m: usize, n: usize, out
 #[inline(always)]
 pub(crate) fn write_words(from: &[f32], m: usize, n: usize, file: &mut [Lanes], places: &[u32]) {
     for (pair, &[even, odd]) in places.as_chunks().0.iter().enumerate() {
-        for_pair(pair, m, n, |lane, at| file[even as usize].0[lane] = from[at].to_bits());
-        for_pair(pair, m, n, |lane, at| file[odd as usize].0[lane] = from[at + 1].to_bits());
+        let start = corner(pair, m, n);
+        for (place, parity) in [(even, 0), (odd, 1)] {
+            let register = &mut file[place as usize].0;
+            for group in 0..8 {
+                let row = &from[start + group * n..][..8];
+                for t in 0..4 {
+                    register[4 * group + t] = row[2 * t + parity].to_bits();
+                }
+            }
+        }
     }
 }
 
@@ -78,11 +94,13 @@ pub(crate) fn write_words(from: &[f32], m: usize, n: usize, file: &mut [Lanes], 
 #[inline(always)]
 pub(crate) fn read_halves(file: &[Lanes], places: &[u32], m: usize, n: usize, out: &mut [f32]) {
     for (pair, &place) in places.iter().enumerate() {
-        let register = &file[place as usize].0;
-        for_pair(pair, m, n, |lane, at| {
-            out[at] = f32::from_bits(f16_to_f32(register[lane] & 0xffff));
-            out[at + 1] = f32::from_bits(f16_to_f32(register[lane] >> 16));
-        });
+        let (register, start) = (&file[place as usize].0, corner(pair, m, n));
+        for group in 0..8 {
+            let row = &mut out[start + group * n..][..8];
+            for t in 0..4 {
+                [row[2 * t], row[2 * t + 1]] = numerics::f16(register[4 * group + t]);
+            }
+        }
     }
 }
 
@@ -90,10 +108,14 @@ pub(crate) fn read_halves(file: &[Lanes], places: &[u32], m: usize, n: usize, ou
 #[inline(always)]
 pub(crate) fn write_halves(from: &[f32], m: usize, n: usize, file: &mut [Lanes], places: &[u32]) {
     for (pair, &place) in places.iter().enumerate() {
-        let register = &mut file[place as usize].0;
-        for_pair(pair, m, n, |lane, at| {
-            register[lane] = f32_to_f16(from[at + 1].to_bits()) << 16 | f32_to_f16(from[at].to_bits());
-        });
+        let (register, start) = (&mut file[place as usize].0, corner(pair, m, n));
+        for group in 0..8 {
+            let row = &from[start + group * n..][..8];
+            for t in 0..4 {
+                let [low, high] = [row[2 * t], row[2 * t + 1]].map(|x| f32_to_f16(x.to_bits()));
+                register[4 * group + t] = high << 16 | low;
+            }
+        }
     }
 }
 
@@ -111,10 +133,11 @@ pub(crate) fn add_integers(
     for (index, &place) in to.iter().enumerate() {
         let old = from.map_or([0; WARP], |from| file[from[index] as usize].0);
         let mut new = [0; WARP];
-        for_pair(index / 2, m, n, |lane, at| {
-            let (old, sum) = (old[lane] as i32, sums[at + index % 2] as i32);
+        let start = corner(index / 2, m, n) + index % 2;
+        for lane in 0..WARP {
+            let (old, sum) = (old[lane] as i32, sums[start + lane / 4 * n + 2 * (lane % 4)] as i32);
             new[lane] = if clamp { old.saturating_add(sum) } else { old.wrapping_add(sum) } as u32;
-        });
+        }
         file[place as usize].0 = new;
     }
 }

@@ -48,24 +48,59 @@ impl Element {
             Self::E4m3 | Self::E5m2 | Self::S8 | Self::U8 => 4,
         }
     }
+}
 
-    /// The elements of a word from its low bits up; as many as [`Element::per_word`] says.
-    #[inline(always)]
-    pub(crate) fn widen(self, word: u32) -> [f32; 4] {
-        let bytes = word.to_le_bytes();
-        match self {
-            Self::F16 => {
-                let half = |bits: u32| f32::from_bits(f16_to_f32(bits));
-                [half(word & 0xffff), half(word >> 16), 0.0, 0.0]
-            }
-            Self::Bf16 => [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000), 0.0, 0.0],
-            Self::Tf32 => [f32::from_bits(word & 0xffff_e000), 0.0, 0.0, 0.0],
-            Self::E4m3 => bytes.map(|byte| E4M3[usize::from(byte)]),
-            Self::E5m2 => bytes.map(|byte| f32::from_bits(f16_to_f32(u32::from(byte) << 8))),
-            Self::S8 => bytes.map(|byte| f32::from(byte as i8)),
-            Self::U8 => bytes.map(f32::from),
+/// Calls a function with what widens an element type's words as its first argument, so that it is compiled for each type.
+macro_rules! widened {
+    ($element:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        match $element {
+            $crate::tensor::numerics::Element::F16 => $function($crate::tensor::numerics::f16, $($argument),*),
+            $crate::tensor::numerics::Element::Bf16 => $function($crate::tensor::numerics::bf16, $($argument),*),
+            $crate::tensor::numerics::Element::Tf32 => $function($crate::tensor::numerics::tf32, $($argument),*),
+            $crate::tensor::numerics::Element::E4m3 => $function($crate::tensor::numerics::e4m3, $($argument),*),
+            $crate::tensor::numerics::Element::E5m2 => $function($crate::tensor::numerics::e5m2, $($argument),*),
+            $crate::tensor::numerics::Element::S8 => $function($crate::tensor::numerics::s8, $($argument),*),
+            $crate::tensor::numerics::Element::U8 => $function($crate::tensor::numerics::u8, $($argument),*),
         }
-    }
+    };
+}
+pub(crate) use widened;
+
+// The elements of a word from its low bits up.
+
+#[inline(always)]
+pub(crate) fn f16(word: u32) -> [f32; 2] {
+    [f32::from_bits(f16_to_f32(word & 0xffff)), f32::from_bits(f16_to_f32(word >> 16))]
+}
+
+#[inline(always)]
+pub(crate) fn bf16(word: u32) -> [f32; 2] {
+    [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)]
+}
+
+#[inline(always)]
+pub(crate) fn tf32(word: u32) -> [f32; 1] {
+    [f32::from_bits(word & 0xffff_e000)]
+}
+
+#[inline(always)]
+pub(crate) fn e4m3(word: u32) -> [f32; 4] {
+    word.to_le_bytes().map(|byte| E4M3[usize::from(byte)])
+}
+
+#[inline(always)]
+pub(crate) fn e5m2(word: u32) -> [f32; 4] {
+    word.to_le_bytes().map(|byte| f32::from_bits(f16_to_f32(u32::from(byte) << 8)))
+}
+
+#[inline(always)]
+pub(crate) fn s8(word: u32) -> [f32; 4] {
+    word.to_le_bytes().map(|byte| f32::from(byte as i8))
+}
+
+#[inline(always)]
+pub(crate) fn u8(word: u32) -> [f32; 4] {
+    word.to_le_bytes().map(f32::from)
 }
 
 /// Every e4m3 number: one sign, four exponent bits of bias 7, three mantissa bits.
@@ -170,8 +205,8 @@ mod tests {
             if code & 0x80 == 0 { magnitude } else { -magnitude }
         };
         for code in 0..256usize {
-            let e4m3 = Element::E4m3.widen(code as u32)[0];
-            let e5m2 = Element::E5m2.widen(code as u32)[0];
+            let e4m3 = e4m3(code as u32)[0];
+            let e5m2 = e5m2(code as u32)[0];
             match code & 0x7f {
                 0x7f => assert!(e4m3.is_nan()),
                 _ => assert_eq!(f64::from(e4m3), value(code, 4, 7)),
@@ -182,16 +217,16 @@ mod tests {
                 _ => assert_eq!(f64::from(e5m2), value(code, 5, 15)),
             }
         }
-        assert_eq!(Element::E4m3.widen(0x7e)[0], 448.0);
+        assert_eq!(e4m3(0x7e)[0], 448.0);
     }
 
     #[test]
     fn words_are_read_from_the_low_bits_up() {
-        assert_eq!(Element::F16.widen(0x4000_3c00)[..2], [1.0, 2.0]);
-        assert_eq!(Element::Bf16.widen(0x4000_3f80)[..2], [1.0, 2.0]);
-        assert_eq!(Element::S8.widen(0x80ff_7f01), [1.0, 127.0, -1.0, -128.0]);
-        assert_eq!(Element::U8.widen(0x80ff_7f01), [1.0, 127.0, 255.0, 128.0]);
-        assert_eq!(Element::Tf32.widen(0x3f80_1fff)[0], 1.0, "cut, not rounded");
+        assert_eq!(f16(0x4000_3c00), [1.0, 2.0]);
+        assert_eq!(bf16(0x4000_3f80), [1.0, 2.0]);
+        assert_eq!(s8(0x80ff_7f01), [1.0, 127.0, -1.0, -128.0]);
+        assert_eq!(u8(0x80ff_7f01), [1.0, 127.0, 255.0, 128.0]);
+        assert_eq!(tf32(0x3f80_1fff)[0], 1.0, "cut, not rounded");
     }
 
     struct Product<'a>(&'a [f32], &'a [f32], &'a mut [f32], usize, usize);

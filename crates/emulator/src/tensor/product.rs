@@ -1,8 +1,8 @@
 //! A product of matrices in the registers of a warp, or of the four warps of a warpgroup.
 
 use crate::lanes::Lanes;
-use crate::tensor::fragment;
-use crate::tensor::numerics::{self, Element, Vectorised};
+use crate::tensor::fragment::{self, read_a, read_b};
+use crate::tensor::numerics::{self, Element, Vectorised, widened};
 
 /// What accumulators hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,8 +101,8 @@ impl Vectorised for WarpProduct<'_> {
         let Shape { m, n, k, .. } = self.shape;
         let (mut a, mut b, mut c) = ([0.0; 16 * DEEPEST], [0.0; 8 * DEEPEST], [0.0; 16 * 8]);
         let (a, b, c) = (&mut a[..m * k], &mut b[..8 * k], &mut c[..m * n]);
-        fragment::read_a(self.shape.a, self.file, self.a, m, k, a);
-        fragment::read_b(self.shape.b, self.file, self.b, b);
+        widened!(self.shape.a, read_a(self.file, self.a, m, k, a));
+        widened!(self.shape.b, read_b(self.file, self.b, b));
         self.shape.read_accumulator(self.file, Some(self.c), c);
         numerics::multiply_add(a, b, c, k, n);
         self.shape.write_accumulator(c, self.file, Some(self.c), self.d);
@@ -124,8 +124,8 @@ mod tests {
             Element::F16 => (f16::from_f64(small * 0.25).to_bits().into(), small * 0.25),
             Element::Bf16 => (bf16::from_f64(small * 0.5).to_bits().into(), small * 0.5),
             Element::Tf32 => ((small as f32 * 0.125).to_bits(), small * 0.125),
-            Element::E4m3 => (seed as u32 * 7 % 64, f64::from(Element::E4m3.widen(seed as u32 * 7 % 64)[0])),
-            Element::E5m2 => (seed as u32 * 5 % 72, f64::from(Element::E5m2.widen(seed as u32 * 5 % 72)[0])),
+            Element::E4m3 => (seed as u32 * 7 % 64, f64::from(numerics::e4m3(seed as u32 * 7 % 64)[0])),
+            Element::E5m2 => (seed as u32 * 5 % 72, f64::from(numerics::e5m2(seed as u32 * 5 % 72)[0])),
             Element::S8 => ((seed * 31 % 256) as u32, f64::from((seed * 31 % 256) as u8 as i8)),
             Element::U8 => ((seed * 31 % 256) as u32, f64::from((seed * 31 % 256) as u8)),
         }

@@ -18,8 +18,9 @@ use crate::fault::FaultKind;
 use crate::lanes::{ALL, Lanes};
 use crate::program::{Op, PredicateRef, WATCHED};
 use crate::tensor::descriptor::{CHUNK, Descriptor, Major};
-use crate::tensor::numerics::{self, Element, Vectorised};
-use crate::tensor::{Shape, TensorOp, fragment, uniform};
+use crate::tensor::fragment::read_a;
+use crate::tensor::numerics::{self, Element, Vectorised, widened};
+use crate::tensor::{Shape, TensorOp, uniform};
 use crate::warp::{State, Warp};
 
 /// Warps of a warpgroup.
@@ -525,19 +526,19 @@ impl Vectorised for GroupProduct<'_> {
         match &op.a {
             MatrixA::Registers(places) => {
                 for (file, a) in self.files.iter().zip(a.chunks_exact_mut(16 * k)) {
-                    fragment::read_a(shape.a, file, places, 16, k, a);
+                    widened!(shape.a, read_a(file, places, 16, k, a));
                 }
             }
             MatrixA::Shared { .. } => {
                 if let Some((descriptor, major)) = &self.a {
-                    read_matrix(self.shared, descriptor, *major, shape.a, (64, k), (k, 1), a);
+                    widened!(shape.a, read_matrix(self.shared, descriptor, *major, (64, k), (k, 1), a));
                 }
             }
         }
         if op.negate {
             a.iter_mut().for_each(|x| *x = -*x);
         }
-        read_matrix(self.shared, &self.b, op.b_major, shape.b, (n, k), (1, n), b);
+        widened!(shape.b, read_matrix(self.shared, &self.b, op.b_major, (n, k), (1, n), b));
         let from = self.scale_d.then_some(op.d.as_slice());
         for (file, c) in self.files.iter().zip(c.chunks_exact_mut(16 * n)) {
             shape.read_accumulator(file, from, c);
@@ -551,34 +552,38 @@ impl Vectorised for GroupProduct<'_> {
 
 /// Reads a matrix of `extent` (rows or columns, depth) elements into `out`, where they lie `strides` apart.
 #[inline(always)]
-fn read_matrix(
+fn read_matrix<const E: usize>(
+    widen: impl Fn(u32) -> [f32; E],
     shared: &[u8],
     descriptor: &Descriptor,
     major: Major,
-    element: Element,
-    extent: (usize, usize),
+    (rows, k): (usize, usize),
     strides: (usize, usize),
     out: &mut [f32],
 ) {
-    let per_word = element.per_word();
-    let per_chunk = 4 * per_word;
-    let mut put = |start: usize, step: usize, address: u32| {
+    let put = |out: &mut [f32], start: usize, step: usize, address: u32| {
         let bytes = &shared[address as usize..][..CHUNK];
-        for (index, bytes) in bytes.as_chunks::<4>().0.iter().enumerate() {
-            let words = element.widen(u32::from_le_bytes(*bytes));
-            let start = start + index * per_word * step;
-            for (offset, &word) in words[..per_word].iter().enumerate() {
-                out[start + offset * step] = word;
+        let words = bytes.as_chunks::<4>().0.iter().map(|bytes| widen(u32::from_le_bytes(*bytes)));
+        if step == 1 {
+            let out = &mut out[start..][..4 * E];
+            for (out, words) in out.as_chunks_mut::<E>().0.iter_mut().zip(words) {
+                *out = words;
+            }
+        } else {
+            let out = &mut out[start..][..(4 * E - 1) * step + 1];
+            for (index, words) in words.enumerate() {
+                for (offset, word) in words.into_iter().enumerate() {
+                    out[(index * E + offset) * step] = word;
+                }
             }
         }
     };
-    let (rows, k) = extent;
     match major {
         Major::K => descriptor.for_each_k_major(rows, |row, chunk, address| {
-            put(row * strides.0 + chunk * per_chunk * strides.1, strides.1, address);
+            put(out, row * strides.0 + chunk * 4 * E * strides.1, strides.1, address);
         }),
-        Major::Mn => descriptor.for_each_mn_major(rows / per_chunk, k, |depth, unit, address| {
-            put(unit * per_chunk * strides.0 + depth * strides.1, strides.0, address);
+        Major::Mn => descriptor.for_each_mn_major(rows / (4 * E), k, |depth, unit, address| {
+            put(out, unit * 4 * E * strides.0 + depth * strides.1, strides.0, address);
         }),
     }
 }

@@ -73,8 +73,8 @@ pub(super) fn check(kernel: &Kernel, settings: &Settings) -> Result<(), ProbeErr
 
 fn describe(param: &ParameterDecl) -> String {
     match param.elements {
-        Some(n) => format!("{} (.{}[{n}])", param.name, param.ty),
-        None => format!("{} (.{})", param.name, param.ty),
+        Some(n) => format!("{} ({}[{n}])", param.name, param.ty),
+        None => format!("{} ({})", param.name, param.ty),
     }
 }
 

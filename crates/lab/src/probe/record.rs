@@ -11,6 +11,9 @@ use crate::evidence::LaunchEvidence;
 use crate::findings::Finding;
 use crate::record::{LineRecord, OccupancyRecord, PipeRecord, TrafficRecord};
 
+/// Lines of [`ProbeRecord::costs`].
+const COSTS: usize = 1000;
+
 /// One kernel that was probed. Counters, bytes and times are those of the whole launch; those of a kernel that met a hazard in its
 /// first schedule are `null`.
 #[derive(Clone, Debug, Serialize)]
@@ -63,7 +66,7 @@ pub struct ProbeRecord {
     pub measured_time_ms: Option<f64>,
     /// Counters per source line.
     pub lines: Vec<LineRecord>,
-    /// Source lines with their cost and text, costliest first.
+    /// The costliest source lines, at most 1000, with their cost and text.
     pub costs: Vec<Line>,
     /// What it suffers from.
     pub findings: Vec<Finding>,
@@ -217,7 +220,7 @@ impl Probed {
             modelled_time_ms: launch.map(|launch| 1e3 * launch.model.seconds),
             measured_time_ms: None,
             lines: lines.unwrap_or_default(),
-            costs: counted.map_or_else(Vec::new, |counted| counted.lines.clone()),
+            costs: counted.map_or_else(Vec::new, |counted| counted.lines.iter().take(COSTS).cloned().collect()),
             findings: counted.map_or_else(Vec::new, |counted| counted.findings.clone()),
             explanations: counted.map_or_else(Vec::new, |counted| counted.explanations.clone()),
         }
