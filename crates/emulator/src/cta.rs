@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::cluster::{Away, ClusterBarrier};
 use crate::copy::Copies;
 use crate::fault::{Fault, FaultKind, RunError};
+use crate::lane_race::LaneRaces;
 use crate::mbarrier::Mbarrier;
 use crate::pattern::Shapes;
 use crate::program::Program;
@@ -92,6 +93,8 @@ pub(crate) struct Worker<'a> {
     pub written_since: u64,
     pub local: Vec<u8>,
     pub races: Races,
+    /// Where races between lanes are looked for.
+    pub lane_races: Option<LaneRaces>,
     pub flights: Flights,
     pub random: u64,
     pub barriers: Vec<Barrier>,
@@ -139,6 +142,7 @@ impl<'a> Worker<'a> {
             written_since: 0,
             local: vec![0; program.local_bytes as usize * 32 * warps],
             races: Races::default(),
+            lane_races: job.options.lane_races.then(LaneRaces::default),
             flights: Flights::default(),
             random: 0,
             barriers: vec![Barrier::default(); BARRIERS as usize],
@@ -163,6 +167,9 @@ impl<'a> Worker<'a> {
     /// Runs one cluster, which is mostly one CTA, to its end.
     pub(crate) fn run_cluster(&mut self, cluster: u64) -> Result<(), RunError> {
         self.races.reset(self.peers.len(), self.warps.len(), self.job.shared_bytes);
+        if let Some(races) = &mut self.lane_races {
+            races.reset(self.peers.len() * self.job.warps());
+        }
         self.cluster_barrier = ClusterBarrier::default();
         self.copies.clear();
         self.maps.clear();
@@ -339,7 +346,10 @@ impl<'a> Worker<'a> {
             return Ok(());
         }
         let done = std::mem::take(barrier);
-        crate::pattern::bits_of(done.warps).for_each(|warp| self.fold_writes(warp));
+        for warp in crate::pattern::bits_of(done.warps) {
+            self.fold_writes(warp);
+            self.lanes_meet(warp);
+        }
         let shared = Shared { program: self.program, shapes: &self.shapes };
         self.races.barrier(done.warps, &shared).map_err(|race| self.race_failure(race))?;
         for warp in warps.iter_mut().filter(|warp| done.waiting >> warp.index & 1 == 1) {
@@ -392,6 +402,9 @@ impl<'a> Worker<'a> {
         self.written[word] |= bits;
         let access = if repeats { Access::Repeat } else { Access::Write };
         self.races.note_at(warp, self.rank, (word, bits), access, copy.position);
+        if self.lane_races.is_some() {
+            self.note_copied(warp, copy);
+        }
         if !self.unwaited.is_empty() {
             for at in (copy.to..copy.to + copy.bytes.len()).step_by(4) {
                 self.unwaited.remove(&(at as u32));

@@ -470,6 +470,9 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
                 if mask != 0 && !exchange::<LEVEL>(worker, warp, op, mask)? {
                     continue;
                 }
+                if op.code == Code::WarpSync {
+                    worker.lanes_meet(warp.index);
+                }
             }
             Code::ActiveMask => {
                 let active = warp.active;

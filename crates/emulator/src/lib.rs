@@ -24,6 +24,7 @@ mod fault;
 pub mod filetest;
 mod global_race;
 mod interpret;
+mod lane_race;
 mod lanes;
 mod map;
 mod mbarrier;

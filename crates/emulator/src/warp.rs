@@ -45,6 +45,7 @@ pub(crate) enum Wait {
 pub(crate) struct PendingCopy {
     pub to: usize,
     pub bytes: Vec<u8>,
+    pub lane: u8,
     pub position: usize,
 }
 

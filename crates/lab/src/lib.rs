@@ -12,6 +12,7 @@ pub mod facts;
 pub mod figures;
 pub mod findings;
 pub mod probe;
+pub mod mutate;
 pub mod ptxas;
 pub mod record;
 pub mod registers;
