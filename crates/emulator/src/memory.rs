@@ -3,6 +3,7 @@
 //! CTAs run on several threads and a wrong kernel may race, so memory is a vector of atomic words accessed with relaxed
 //! order: plain moves on the machine, and no undefined behaviour whatever the kernel does.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
@@ -43,8 +44,8 @@ pub struct Memory {
     /// By ascending address.
     buffers: Vec<Buffer>,
     end: u64,
-    /// The variables of modules in global memory, and where they are.
-    variables: Vec<(VariableDecl, u64)>,
+    /// The variables of modules in global memory, and where they are, by name.
+    variables: HashMap<String, Vec<(VariableDecl, u64)>>,
     /// Held while two words change together.
     pairs: Mutex<()>,
 }
@@ -118,14 +119,15 @@ impl Memory {
             let address = self.push(bytes, true)?;
             let held = variable.init.len().min(bytes as usize);
             self.write(address, &variable.init[..held])?;
-            self.variables.push((variable.clone(), address));
+            self.variables.entry(variable.name.clone()).or_default().push((variable.clone(), address));
         }
         Ok(())
     }
 
     /// Where a variable that was loaded is.
     pub(crate) fn variable(&self, variable: &VariableDecl) -> Option<u64> {
-        self.variables.iter().find(|(loaded, _)| loaded == variable).map(|&(_, address)| address)
+        let named = self.variables.get(&variable.name)?;
+        named.iter().find(|(loaded, _)| loaded == variable).map(|&(_, address)| address)
     }
 
     fn push(&mut self, bytes: u64, initialised: bool) -> Result<u64, MemoryError> {

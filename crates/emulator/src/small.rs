@@ -201,7 +201,7 @@ impl Worker<'_> {
     #[cold]
     fn register_failure(&self, group: usize, position: usize, (pc, warp): (usize, usize)) -> Fail {
         let others =
-            format!("before all of them had executed {}, one went on to the next", self.job.instruction(position));
+            format!("not all executed {}: one executed another, or its next, or ended", self.job.instruction(position));
         let (first, last) = ((group * GROUP) as u32, (group * GROUP + GROUP - 1) as u32);
         Box::new((FaultKind::Warpgroup { first, last, others }, pc, warp, 0))
     }
