@@ -245,6 +245,7 @@ fn options<'a>(subject: &impl Subject, policy: Policy, watch: Watch<'a>, budget:
     Options {
         policy,
         global_races: between,
+        lane_races: true,
         budget_per_cta: budget.unwrap_or(options.budget_per_cta),
         threads: if budget.is_some() { 1 } else { 0 },
         cancel: watch.cancel,
