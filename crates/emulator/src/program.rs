@@ -1004,7 +1004,7 @@ impl Decoder<'_> {
             (Opcode::Ld, _, true, _) => Code::LoadLocal,
             (Opcode::St, _, true, _) => Code::StoreLocal,
             (Opcode::Ld, ..) if of_kernel => Code::LoadParameter,
-            (_, ..) if of_kernel => return Err("parameters of the kernel cannot be written".into()),
+            (..) if of_kernel => return Err("parameters of the kernel cannot be written".into()),
             (Opcode::Ld, _, _, true) => Code::LoadConstant,
             (Opcode::Ld, ..) => Code::LoadGlobal,
             (Opcode::St, ..) => Code::StoreGlobal,

@@ -202,9 +202,9 @@ pub fn mutate(subject: &impl Subject, watch: Watch<'_>) -> Result<Mutated, Mutat
         let tried = Tried {
             mutation: *mutation,
             instruction: instruction.map(|instruction| kernel.instruction_text(instruction)).unwrap_or_default(),
-            place: instruction.and_then(|instruction| kernel.user_location(instruction)).map(|location| {
-                (kernel.files.get(location.file as usize).cloned().unwrap_or_default(), location.line)
-            }),
+            place: instruction
+                .and_then(|instruction| kernel.user_location(instruction))
+                .map(|location| (kernel.files.get(location.file as usize).cloned().unwrap_or_default(), location.line)),
             verdict: match executions.get(mutation.position) {
                 Some(0) | None => Verdict::NotRun("no warp executes it".into()),
                 Some(_) => {

@@ -183,9 +183,7 @@ pub fn mutations(kernel: &Kernel) -> Vec<Mutation> {
     let roles = kernel.instructions().take(own).enumerate();
     let roles = roles.filter_map(|(position, instruction)| Some((position, Role::of(instruction)?)));
     roles
-        .flat_map(|(position, role)| {
-            role.changes().iter().map(move |&change| Mutation { position, role, change })
-        })
+        .flat_map(|(position, role)| role.changes().iter().map(move |&change| Mutation { position, role, change }))
         .filter(|mutation| mutation.apply(kernel).is_some())
         .collect()
 }
@@ -209,7 +207,12 @@ impl Mutation {
             Change::Drop if self.role == Role::MbarrierWait => {
                 let zero = Operand::Integer(0);
                 let complete = operands.first()?.clone();
-                remade(&instruction, Opcode::Setp, &[Modifier::Eq, Type::U32.into()], vec![complete, zero.clone(), zero])?
+                remade(
+                    &instruction,
+                    Opcode::Setp,
+                    &[Modifier::Eq, Type::U32.into()],
+                    vec![complete, zero.clone(), zero],
+                )?
             }
             Change::Drop => remade(&instruction, Opcode::Nanosleep, &[Type::U32.into()], vec![Operand::Integer(0)])?,
             Change::WaitForLess => {
