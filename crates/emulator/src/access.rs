@@ -4,6 +4,7 @@ use crate::banks::BankRule;
 use crate::cta::{Fail, Shared, Worker, word_bits};
 use crate::fault::FaultKind;
 use crate::interpret::File;
+use crate::lane_race::LaneAccess;
 use crate::lanes::{ALL, WARP, each};
 use crate::pattern::{KEPT, Kind, Pattern, lanes_of};
 use crate::program::{Code, Extend, LOCAL_WINDOW, MemoryOp, Op, SHARED_WINDOW, UNGUARDED, WINDOW_BYTES};
@@ -232,6 +233,19 @@ fn overwritten(job: &crate::run::Job<'_>, (position, address): (usize, u64), sit
     site.fail(FaultKind::WgmmaOverwritten { address, wgmma: job.instruction(position) }, 0)
 }
 
+/// Notes who touches what, for the race check between lanes.
+#[cold]
+fn note_lanes_shared(
+    worker: &mut Worker<'_>,
+    memory: &MemoryOp,
+    addresses: &[u32; WARP],
+    (mask, write, shared_out): (u32, bool, bool),
+    site: &Site,
+) -> Result<(), Fail> {
+    let (bytes, position) = (memory.lane_bytes(), site.position);
+    worker.note_between_lanes(site.warp, &LaneAccess { addresses, mask, bytes, write, shared_out, position })
+}
+
 #[cold]
 fn unwritten(worker: &Worker<'_>, op: &Op, shape: usize, first: u32, site: &Site) -> Fail {
     let pattern = &worker.shapes[op.aux as usize].patterns[shape];
@@ -272,6 +286,9 @@ pub(crate) fn load_shared<const LEVEL: u8>(
     let index = shared_shape(worker, memory, op, &addresses, mask, &site)?;
     let first = addresses[mask.trailing_zeros() as usize];
     note_read(worker, op, index, first, site.warp, &site)?;
+    if worker.lane_races.is_some() {
+        note_lanes_shared(worker, memory, &addresses, (mask, false, false), &site)?;
+    }
     let pattern = &worker.shapes[op.aux as usize].patterns[index];
     let shared = worker.shared.as_slice();
     if memory.bytes == 4 && memory.elements <= 4 {
@@ -319,6 +336,9 @@ pub(crate) fn store_shared(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, ma
     let index = shared_shape(worker, memory, op, &addresses, mask, &site)?;
     let first = addresses[mask.trailing_zeros() as usize];
     let overwrites = before_write(worker, op.aux, index, first, &site)?;
+    if worker.lane_races.is_some() {
+        note_lanes_shared(worker, memory, &addresses, (mask, true, false), &site)?;
+    }
     let bytes = memory.bytes as usize;
     for (element, register) in memory.registers.iter().enumerate() {
         let Some(register) = *register else { continue };
@@ -367,6 +387,9 @@ pub(crate) fn matrix_rows(
     let op = Op { code: Code::Tensor, d: 0, a: 0, b: 0, c: 0, aux: index, guard: UNGUARDED };
     let shape = shared_shape(worker, memory, &op, &addresses, lanes, &site)?;
     let first = addresses[lanes.trailing_zeros() as usize];
+    if worker.lane_races.is_some() {
+        note_lanes_shared(worker, memory, &addresses, (lanes, store, true), &site)?;
+    }
     if store {
         return Ok((addresses, Some(before_write(worker, index, shape, first, &site)?)));
     }
@@ -906,7 +929,10 @@ fn local_lanes(
 pub(crate) fn load_constant(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<(), Fail> {
     let memory = &worker.program.memory[op.aux as usize];
     let site = Site { position: memory.position, warp: warp.index };
-    let constants = worker.program.constant_memory.as_slice();
+    let (constants, space) = match op.code {
+        Code::LoadParameter => (worker.program.params.as_slice(), "parameter"),
+        _ => (worker.program.constant_memory.as_slice(), "constant"),
+    };
     let mut file = File::of(warp);
     let addresses = addresses64(&file, memory.base, memory.offset);
     for (element, register) in memory.registers.iter().enumerate() {
@@ -918,11 +944,10 @@ pub(crate) fn load_constant(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
                 .ok()
                 .and_then(|start| constants.get(start..start.checked_add(memory.bytes as usize)?));
             let Some(bytes) = range else {
-                let allocations = format!("the module's {} bytes of constant memory", constants.len());
-                return Err(site.fail(
-                    FaultKind::OutOfBounds { space: "constant", address, bytes: memory.bytes, allocations },
-                    lane as u32,
-                ));
+                let allocations = format!("the {} bytes of {space} memory", constants.len());
+                return Err(
+                    site.fail(FaultKind::OutOfBounds { space, address, bytes: memory.bytes, allocations }, lane as u32)
+                );
             };
             let value = bytes.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
             values[lane] = extended(value, memory.bytes, memory.extend, register.1);
@@ -1105,6 +1130,7 @@ pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask
         copies.push(PendingCopy {
             to: to[lane] as usize,
             bytes: contents[lane][..bytes as usize].to_vec(),
+            lane: lane as u8,
             position: memory.position,
         });
     }

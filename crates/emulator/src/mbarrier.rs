@@ -322,6 +322,7 @@ impl Worker<'_> {
 
     /// A warp learns what others have released.
     pub(crate) fn acquire(&mut self, warp: &Warp, clock: &Clock) -> Result<(), Fail> {
+        self.lanes_meet(warp.index);
         if self.races.open[warp.index].knows(clock) {
             return Ok(());
         }

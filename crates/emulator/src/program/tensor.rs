@@ -82,7 +82,7 @@ fn shape_of(instruction: &Instruction) -> Decoded<(usize, usize, usize)> {
     shape.ok_or_else(|| "it has no shape".into())
 }
 
-impl Decoder {
+impl Decoder<'_> {
     fn push_tensor(&mut self, op: &mut Op, tensor: TensorOp) {
         op.code = Code::Tensor;
         op.aux = self.program.tensor.len() as u32;

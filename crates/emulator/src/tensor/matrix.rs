@@ -80,7 +80,7 @@ mod tests {
     fn transposing_exchanges_rows_and_columns() {
         let matrix: [u32; WARP] = std::array::from_fn(|lane| {
             let (row, pair) = (lane as u32 / 4, lane as u32 % 4);
-            8 * row + 2 * pair | (8 * row + 2 * pair + 1) << 16
+            (8 * row + 2 * pair) | ((8 * row + 2 * pair + 1) << 16)
         });
         let found = transposed(&matrix);
         for (row, column) in (0..8).flat_map(|row| (0..8).map(move |column| (row, column))) {

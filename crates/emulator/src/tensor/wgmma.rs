@@ -419,7 +419,7 @@ impl Worker<'_> {
         // Fragments may be read by several products.
         let also = op.fragments.iter().find(|&&number| {
             let register = registers[number as usize];
-            register >= FLYING && register % 2 == 0
+            register >= FLYING && register.is_multiple_of(2)
         });
         in_the_way
             .map(|&number| (number, "taken as an accumulator of another shape"))

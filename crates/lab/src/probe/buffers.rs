@@ -339,6 +339,12 @@ impl Placed {
         Ok((self.memory.read(*address, spec.bytes().unwrap_or(u64::MAX))?, spec))
     }
 
+    /// The bytes of every buffer argument.
+    pub(super) fn all(&self) -> Result<Vec<Vec<u8>>, ProbeError> {
+        let given = (0..self.buffers.len()).filter(|&arg| self.buffers[arg].is_some());
+        given.map(|arg| Ok(self.contents(arg)?.0)).collect()
+    }
+
     /// Writes a buffer to a `.npy` file.
     pub(super) fn write(&self, path: &std::path::Path, arg: usize) -> Result<(), ProbeError> {
         let (bytes, spec) = self.contents(arg)?;
