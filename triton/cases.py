@@ -575,7 +575,7 @@ def products():
             step = STEP.get("tf32" if precision == "tf32" else dtype, 2.0**-50 if dtype == "f64" else 2.0**-22)
             if accumulator == "f16":
                 step = EPS["f16"]
-            expect = product(want, out, k, step)
+            expect = product(want, out, k, step, math.sqrt(k) if accumulator == "f16" else 1.0)
         stored = Tensor(dtype, np.ascontiguousarray(b.bits.T)) if transposed else b
         case(name, K.matmul,
              dict(a=a, b=stored, c=Out(out, (m, n)), M=m, N=n, K=k, am=k, ak=1, bk=1 if transposed else n, bn=k if transposed else 1),
