@@ -150,6 +150,7 @@ mod tests {
         assert_eq!(races.note(0, &access(&own, u32::MAX, false, 2)), None);
         assert_eq!(races.note(0, &access(&own, u32::MAX, true, 3)), None);
         // And what all of them wrote.
+        races.reset(1);
         assert_eq!(races.note(0, &access(&[0; WARP], u32::MAX, true, 4)), None);
         assert_eq!(races.note(0, &access(&[0; WARP], u32::MAX, false, 5)), None);
     }
