@@ -4,12 +4,12 @@ use crate::banks::BankRule;
 use crate::cta::{Fail, Shared, Worker, word_bits};
 use crate::fault::FaultKind;
 use crate::interpret::File;
+use crate::lane_race::LaneAccess;
 use crate::lanes::{ALL, WARP, each};
 use crate::pattern::{KEPT, Kind, Pattern, lanes_of};
 use crate::program::{Code, Extend, LOCAL_WINDOW, MemoryOp, Op, SHARED_WINDOW, UNGUARDED, WINDOW_BYTES};
 use crate::race::{Access, Read};
 use crate::traffic::Direction;
-use crate::lane_race::LaneAccess;
 use crate::warp::{PendingCopy, Warp};
 
 /// Where something went wrong.

@@ -94,7 +94,8 @@ impl Worker<'_> {
     #[cold]
     pub(crate) fn note_between_lanes(&mut self, warp: usize, access: &LaneAccess<'_>) -> Result<(), Fail> {
         let agent = self.rank * self.job.warps() + warp;
-        let Some((address, lane, other_lane, other)) = self.lane_races.as_mut().and_then(|r| r.note(agent, access)) else {
+        let Some((address, lane, other_lane, other)) = self.lane_races.as_mut().and_then(|r| r.note(agent, access))
+        else {
             return Ok(());
         };
         let kind = FaultKind::Race {

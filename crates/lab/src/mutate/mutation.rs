@@ -163,6 +163,8 @@ pub struct Mutant {
     pub kernel: Kernel,
     /// For each of its positions, the one in the kernel that it was made from.
     origins: Vec<usize>,
+    /// Where an instruction was moved: the access in the original kernel that it moved past.
+    pub(super) passed: Option<usize>,
 }
 
 impl Mutant {
@@ -183,9 +185,7 @@ pub fn mutations(kernel: &Kernel) -> Vec<Mutation> {
     let roles = kernel.instructions().take(own).enumerate();
     let roles = roles.filter_map(|(position, instruction)| Some((position, Role::of(instruction)?)));
     roles
-        .flat_map(|(position, role)| {
-            role.changes().iter().map(move |&change| Mutation { position, role, change })
-        })
+        .flat_map(|(position, role)| role.changes().iter().map(move |&change| Mutation { position, role, change }))
         .filter(|mutation| mutation.apply(kernel).is_some())
         .collect()
 }
@@ -209,7 +209,12 @@ impl Mutation {
             Change::Drop if self.role == Role::MbarrierWait => {
                 let zero = Operand::Integer(0);
                 let complete = operands.first()?.clone();
-                remade(&instruction, Opcode::Setp, &[Modifier::Eq, Type::U32.into()], vec![complete, zero.clone(), zero])?
+                remade(
+                    &instruction,
+                    Opcode::Setp,
+                    &[Modifier::Eq, Type::U32.into()],
+                    vec![complete, zero.clone(), zero],
+                )?
             }
             Change::Drop => remade(&instruction, Opcode::Nanosleep, &[Type::U32.into()], vec![Operand::Integer(0)])?,
             Change::WaitForLess => {
@@ -252,11 +257,11 @@ impl Mutation {
                 let origin = origins.remove(self.position);
                 let to = if later { self.position + steps.instructions } else { self.position - steps.instructions };
                 origins.insert(to, origin);
-                return Some(Mutant { kernel, origins });
+                return Some(Mutant { kernel, origins, passed: Some(to) });
             }
         };
         kernel.body[at] = Statement::Instruction(replaced);
-        Some(Mutant { kernel, origins })
+        Some(Mutant { kernel, origins, passed: None })
     }
 }
 
@@ -303,7 +308,7 @@ fn with_operand(
         kernel.body.insert(at, before);
         origins.insert(position, position);
     }
-    Some(Mutant { kernel, origins })
+    Some(Mutant { kernel, origins, passed: None })
 }
 
 /// How far an instruction moves.

@@ -131,14 +131,16 @@ impl Subject for FileTestRun<'_> {
         let ended: RefCell<Result<Vec<u64>, RunError>> = RefCell::new(Ok(Vec::new()));
         let checked = self.test.check(self.run, |call| {
             let call = Call { kernel, ..call.clone() };
-            launch(&call, options).map(|(outcome, executions)| {
-                *ended.borrow_mut() = Ok(executions);
-                outcome
-            }).map_err(|error| {
-                let stop = Stop::from(error.clone());
-                *ended.borrow_mut() = Err(error);
-                stop
-            })
+            launch(&call, options)
+                .map(|(outcome, executions)| {
+                    *ended.borrow_mut() = Ok(executions);
+                    outcome
+                })
+                .map_err(|error| {
+                    let stop = Stop::from(error.clone());
+                    *ended.borrow_mut() = Err(error);
+                    stop
+                })
         });
         ended.into_inner().map(|executions| Ran { right: checked.is_ok(), executions })
     }

@@ -62,9 +62,9 @@ impl Subject for Launching<'_> {
     }
 
     fn run(&self, kernel: &Kernel, options: &Options<'_>) -> Result<Ran, RunError> {
-        let ran = self.launch(kernel, options).and_then(|(placed, executions)| {
-            Ok(Ran { right: self.is_right(&placed)?, executions })
-        });
+        let ran = self
+            .launch(kernel, options)
+            .and_then(|(placed, executions)| Ok(Ran { right: self.is_right(&placed)?, executions }));
         ran.map_err(|error| match error {
             ProbeError::Run(error) => error,
             ProbeError::Cancelled => RunError::Cancelled,
