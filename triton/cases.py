@@ -185,6 +185,9 @@ def elementwise():
         r = random(name)
         n = 512
         x = tensor(source, r.integers(-100, 100, n)) if source[0] == "i" else randn(r, source, n, scale=8.0)
+        if (source, target) == ("f16", "e5m2"):
+            # No ties: Triton before 3.8 rounds them away from zero, later versions to even.
+            x = Tensor("f16", (x.bits.view(np.uint16) | 1).view(np.float16))
         v = np.trunc(x.values) if target[0] == "i" else x.values
         case(name, K.convert, dict(x=x, out=Out(target, (n, )), n=n), dict(BLOCK=512), (1, ),
              dict(out=exactly(tensor(target, v).values)), least=90 if "e4m3" in name else 75)
@@ -526,7 +529,8 @@ def movement():
 
 def product(want, out, k, step=2.0**-22, size=1.0):
     """A k-long product: `step` is the rounding of operands or partial sums of magnitude `size`, `out` the type of the result."""
-    return Expect(want, abs=8 * step * math.sqrt(k) * size, rel=1.5 * EPS[out])
+    # A partial sum may be as large as the result, and k of them are rounded.
+    return Expect(want, abs=8 * step * math.sqrt(k) * size, rel=1.5 * EPS[out] + step / 4 * math.sqrt(k))
 
 
 # The tensor units truncate partial sums in f32; those of Hopper add 8-bit floats with about 14 bits.

@@ -10,9 +10,10 @@ use crate::mbarrier::Mbarrier;
 use crate::pattern::Shapes;
 use crate::program::Program;
 use crate::proxy::Proxy;
-use crate::race::{Clock, Expand, Race, Races, Read};
+use crate::race::{Access, Clock, Expand, Race, Races, Read};
 use crate::report::InstructionCounters;
 use crate::run::Job;
+use crate::small::RegisterRequest;
 use crate::tensor::Flights;
 use crate::traffic::Touched;
 use crate::warp::{PendingCopy, State, Wait, Warp};
@@ -86,6 +87,8 @@ pub(crate) struct Worker<'a> {
     pub shared: Vec<u8>,
     /// One bit per byte of shared memory that something wrote.
     pub written: Vec<u64>,
+    /// What a store is about to overwrite, by 64-byte word.
+    pub before: Vec<[u8; 64]>,
     /// Changes whenever bits of `written` are taken back: reads that were found fine may not be any more.
     pub written_since: u64,
     pub local: Vec<u8>,
@@ -115,6 +118,10 @@ pub(crate) struct Worker<'a> {
     pub flags: HashMap<(usize, u32), Clock>,
     /// Counts what may let somebody go on who waits.
     pub progress: u64,
+    /// The warp instructions that the cluster will have executed when the running warp's fuel is spent.
+    pub clock: u64,
+    /// By warpgroup.
+    pub register_requests: Vec<RegisterRequest>,
 }
 
 impl<'a> Worker<'a> {
@@ -131,6 +138,7 @@ impl<'a> Worker<'a> {
             touched: Touched::new(job.memory),
             shared: vec![0; job.shared_bytes],
             written: vec![0; job.shared_bytes.div_ceil(64)],
+            before: Vec::new(),
             written_since: 0,
             local: vec![0; program.local_bytes as usize * 32 * warps],
             races: Races::default(),
@@ -138,7 +146,7 @@ impl<'a> Worker<'a> {
             flights: Flights::default(),
             random: 0,
             barriers: vec![Barrier::default(); BARRIERS as usize],
-            warps: (0..warps).map(|index| Warp::new(index, program.narrow, program.wide, program.predicates)).collect(),
+            warps: (0..warps).map(|index| Warp::new(index, program)).collect(),
             cta: [0; 3],
             mbarriers: BTreeMap::new(),
             unwaited: HashMap::new(),
@@ -151,6 +159,8 @@ impl<'a> Worker<'a> {
             cluster: 0,
             flags: HashMap::new(),
             progress: 0,
+            clock: 0,
+            register_requests: Vec::new(),
         }
     }
 
@@ -179,6 +189,7 @@ impl<'a> Worker<'a> {
             self.unwaited.clear();
             self.proxy.reset(self.warps.len(), self.program.uses_async_proxy);
             self.flights.reset(self.job.shared_bytes);
+            self.register_requests.clear();
             let mut warps = std::mem::take(&mut self.warps);
             for warp in &mut warps {
                 self.job.start_warp(self.program, warp, self.cta, rank as u32);
@@ -246,6 +257,7 @@ impl<'a> Worker<'a> {
             let mut fuel = if self.job.is_random() { 1 + self.draw() % 64 } else { QUANTUM };
             fuel = fuel.min(budget.saturating_sub(*spent)).max(1);
             let given = fuel;
+            self.clock = *spent + fuel;
             let stop = self.job.level.run(self, &mut warps[index], &mut fuel).map_err(|fail| self.fault(*fail))?;
             *spent += given - fuel;
             match stop {
@@ -280,6 +292,7 @@ impl<'a> Worker<'a> {
             self.complete(warps, id)?;
         }
         if warps.iter().all(|warp| warp.state == State::Done) {
+            self.end_register_requests()?;
             self.end_cta(&warps[index])?;
         }
         Ok(())
@@ -382,10 +395,13 @@ impl<'a> Worker<'a> {
 
     /// Puts the bytes of a copy in place.
     pub(crate) fn deliver(&mut self, warp: usize, copy: &PendingCopy) {
-        self.shared[copy.to..copy.to + copy.bytes.len()].copy_from_slice(&copy.bytes);
+        let place = &mut self.shared[copy.to..copy.to + copy.bytes.len()];
         let (word, bits) = word_bits(copy.to, copy.bytes.len());
+        let repeats = self.written[word] & bits == bits && *place == *copy.bytes;
+        place.copy_from_slice(&copy.bytes);
         self.written[word] |= bits;
-        self.races.open[warp].note(word, bits, true, copy.position);
+        let access = if repeats { Access::Repeat } else { Access::Write };
+        self.races.note_at(warp, self.rank, (word, bits), access, copy.position);
         if self.lane_races.is_some() {
             self.note_copied(warp, copy);
         }

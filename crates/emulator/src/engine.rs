@@ -617,7 +617,7 @@ impl Worker<'_> {
         map::replace(&mut blob, field, dimension, new).map_err(refuse)?;
         self.shared[own as usize..(own + bytes) as usize].copy_from_slice(&blob);
         for (word, bits) in crate::copy::words(own as usize, bytes as usize) {
-            self.races.open[warp.index].note(word, bits, true, position);
+            self.races.note_at(warp.index, self.rank, (word, bits), Access::Write, position);
         }
         Ok(())
     }
@@ -636,7 +636,7 @@ impl Worker<'_> {
         let (_, from) = self.span((self.rank, from), bytes, 64)?;
         let blob = self.take_shared(from, bytes)?;
         for (word, bits) in crate::copy::words(from as usize, bytes as usize) {
-            self.races.open[warp.index].note(word, bits, false, position);
+            self.races.note_at(warp.index, self.rank, (word, bits), Access::Read, position);
         }
         let (address, _) = self.generic(warp, to, lane);
         if !address.is_multiple_of(64) {

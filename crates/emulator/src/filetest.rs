@@ -215,6 +215,7 @@ pub fn emulate(call: &Call<'_>) -> Result<Outcome, Stop> {
             buffers.push((address, bytes.len() as u64));
         }
     }
+    memory.load(call.kernel)?;
     let addresses: Vec<u64> = buffers.iter().map(|(address, _)| *address).collect();
     let mut options = Options::new(call.run.sm);
     options.policy = call.run.policy;

@@ -14,6 +14,7 @@ mod allocate;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod banks;
+mod call;
 mod cluster;
 mod copy;
 mod cta;

@@ -231,7 +231,8 @@ pub fn probe(settings: &Settings, watch: Watch<'_>) -> Result<Probed, ProbeError
     let (mut first, mut hazard) = (None, None);
     for policy in policies(settings) {
         schedules.push(policy);
-        let placed = buffers::place(settings, watch)?;
+        let mut placed = buffers::place(settings, watch)?;
+        placed.memory.load(&kernel)?;
         let launch = Launch {
             kernel: &kernel,
             grid,
