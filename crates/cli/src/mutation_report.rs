@@ -12,13 +12,13 @@ use crate::prose::{self, Style, paragraph};
 /// The share of mutants that must be found, with the right line.
 pub const LEAST: f64 = 0.95;
 
-const COLUMNS: [&str; 9] =
-    ["mutants", "found", "on the line", "relying on it", "elsewhere", "wrong result", "unexplained", "same", "not run"];
+const COLUMNS: [&str; 10] =
+    ["mutants", "found", "line", "relying", "else", "wrong", "unknown", "same", "by runs", "not run"];
 
 fn cells(tally: &Tally) -> Vec<String> {
     let elsewhere = tally.found - tally.on_line - tally.relying;
-    let Tally { all, found, on_line, relying, wrong, unexplained, equivalent, not_run } = *tally;
-    [all, found, on_line, relying, elsewhere, wrong, unexplained, equivalent, not_run].map(count).to_vec()
+    let Tally { all, found, on_line, relying, wrong, unexplained, equivalent, never_met, not_run } = *tally;
+    [all, found, on_line, relying, elsewhere, wrong, unexplained, equivalent, never_met, not_run].map(count).to_vec()
 }
 
 /// The report on several kernels, by the names they were asked for.

@@ -57,7 +57,7 @@ impl<'a> Blamer<'a> {
     }
 
     /// Whether one instruction may execute after another.
-    fn follows(&self, from: usize, to: usize) -> bool {
+    pub(super) fn follows(&self, from: usize, to: usize) -> bool {
         let (Some(&a), Some(&b)) = (self.block_of.get(from), self.block_of.get(to)) else { return false };
         (a == b && from < to) || self.reach[a][b]
     }

@@ -19,7 +19,6 @@ pub use subjects::{FileTestRun, StratumLaunch, SubjectError};
 
 use crate::execute::Watch;
 use blame::Blamer;
-use equivalent::Equivalence;
 
 /// The schedules that every kernel is run under, in this order.
 pub const POLICIES: [Policy; 4] = [Policy::Lazy, Policy::Random(1), Policy::Eager, Policy::Random(2)];
@@ -109,6 +108,8 @@ pub struct Tally {
     pub unexplained: u64,
     /// No change of meaning.
     pub equivalent: u64,
+    /// Of those, the ones that the runs show, and not the code.
+    pub never_met: u64,
     /// Not run on this input.
     pub not_run: u64,
 }
@@ -127,7 +128,10 @@ impl Tally {
             }
             Verdict::WrongResult(_) => self.wrong += 1,
             Verdict::Unexplained => self.unexplained += 1,
-            Verdict::Equivalent(_) => self.equivalent += 1,
+            Verdict::Equivalent(reason) => {
+                self.equivalent += 1;
+                self.never_met += u64::from(*reason == Reason::NeverMet);
+            }
             Verdict::NotRun(_) => self.not_run += 1,
         }
     }
@@ -142,6 +146,7 @@ impl Tally {
             wrong: self.wrong + other.wrong,
             unexplained: self.unexplained + other.unexplained,
             equivalent: self.equivalent + other.equivalent,
+            never_met: self.never_met + other.never_met,
             not_run: self.not_run + other.not_run,
         }
     }
@@ -194,7 +199,6 @@ pub fn mutate(subject: &impl Subject, watch: Watch<'_>) -> Result<Mutated, Mutat
     }
     let budget = 4 * executions.iter().sum::<u64>() + SLACK;
     let blamer = Blamer::of(kernel);
-    let equivalence = Equivalence::of(kernel);
     let mutations = mutations(kernel);
     let done = std::sync::atomic::AtomicU64::new(0);
     let tried = |mutation: &Mutation| {
@@ -209,7 +213,7 @@ pub fn mutate(subject: &impl Subject, watch: Watch<'_>) -> Result<Mutated, Mutat
                 Some(0) | None => Verdict::NotRun("no warp executes it".into()),
                 Some(_) => {
                     let runs = |policy| options(subject, policy, watch, Some(budget));
-                    verdict(subject, mutation, &blamer, &equivalence, runs)?
+                    verdict(subject, mutation, &blamer, runs)?
                 }
             },
         };
@@ -257,7 +261,6 @@ fn verdict<'a>(
     subject: &impl Subject,
     mutation: &Mutation,
     blamer: &Blamer<'_>,
-    equivalence: &Equivalence<'_>,
     options: impl Fn(Policy) -> Options<'a>,
 ) -> Result<Verdict, MutateError> {
     let Some(mutant) = mutation.apply(subject.kernel()) else {
@@ -276,7 +279,8 @@ fn verdict<'a>(
             Err(error) => return Ok(Verdict::NotRun(error.to_string())),
         }
     }
-    Ok(match (wrong, equivalence.reason(mutation)) {
+    let passed = mutant.passed.and_then(|at| subject.kernel().instructions().nth(at));
+    Ok(match (wrong, equivalent::reason(subject.kernel(), blamer, mutation, passed)) {
         (Some(policy), _) => Verdict::WrongResult(policy),
         (None, Some(reason)) => Verdict::Equivalent(reason),
         (None, None) => Verdict::Unexplained,

@@ -163,6 +163,8 @@ pub struct Mutant {
     pub kernel: Kernel,
     /// For each of its positions, the one in the kernel that it was made from.
     origins: Vec<usize>,
+    /// Where an instruction was moved: the access in the original kernel that it moved past.
+    pub(super) passed: Option<usize>,
 }
 
 impl Mutant {
@@ -255,11 +257,11 @@ impl Mutation {
                 let origin = origins.remove(self.position);
                 let to = if later { self.position + steps.instructions } else { self.position - steps.instructions };
                 origins.insert(to, origin);
-                return Some(Mutant { kernel, origins });
+                return Some(Mutant { kernel, origins, passed: Some(to) });
             }
         };
         kernel.body[at] = Statement::Instruction(replaced);
-        Some(Mutant { kernel, origins })
+        Some(Mutant { kernel, origins, passed: None })
     }
 }
 
@@ -306,7 +308,7 @@ fn with_operand(
         kernel.body.insert(at, before);
         origins.insert(position, position);
     }
-    Some(Mutant { kernel, origins })
+    Some(Mutant { kernel, origins, passed: None })
 }
 
 /// How far an instruction moves.
