@@ -185,6 +185,9 @@ def elementwise():
         r = random(name)
         n = 512
         x = tensor(source, r.integers(-100, 100, n)) if source[0] == "i" else randn(r, source, n, scale=8.0)
+        if (source, target) == ("f16", "e5m2"):
+            # No ties: Triton before 3.8 rounds them away from zero, later versions to even.
+            x = Tensor("f16", (x.bits.view(np.uint16) | 1).view(np.float16))
         v = np.trunc(x.values) if target[0] == "i" else x.values
         case(name, K.convert, dict(x=x, out=Out(target, (n, )), n=n), dict(BLOCK=512), (1, ),
              dict(out=exactly(tensor(target, v).values)), least=90 if "e4m3" in name else 75)
@@ -497,7 +500,7 @@ def movement():
         scaled = x.values / scale[:, None]
         want = Expect(np.trunc(scaled), 1.0, 0) if target == "i8" else Expect(tensor(target, scaled).values, 2.0**-9, 2 * EPS[target])
         case(name, K.quantise, dict(x=x, out=Out(target, (4, 300)), scales=Out("f32", (4, )), columns=300, largest=largest),
-             dict(BLOCK=512), (4, ), dict(out=want, scales=Expect(scale, 0, 1e-6)), least=90 if target == "e4m3" else 75)
+             dict(BLOCK=512), (4, ), dict(out=want, scales=Expect(scale, 0, 1e-6)), least=75 if target == "i8" else 90)
     for source, target in [("e4m3", "f16"), ("e5m2", "bf16"), ("i8", "f32")]:
         name = f"dequantise-{source}-{target}"
         r = random(name)
@@ -526,7 +529,8 @@ def movement():
 
 def product(want, out, k, step=2.0**-22, size=1.0):
     """A k-long product: `step` is the rounding of operands or partial sums of magnitude `size`, `out` the type of the result."""
-    return Expect(want, abs=8 * step * math.sqrt(k) * size, rel=1.5 * EPS[out])
+    # A partial sum may be as large as the result, and k of them are rounded.
+    return Expect(want, abs=8 * step * math.sqrt(k) * size, rel=1.5 * EPS[out] + step / 4 * math.sqrt(k))
 
 
 # The tensor units truncate partial sums in f32; those of Hopper add 8-bit floats with about 14 bits.
@@ -571,7 +575,7 @@ def products():
             step = STEP.get("tf32" if precision == "tf32" else dtype, 2.0**-50 if dtype == "f64" else 2.0**-22)
             if accumulator == "f16":
                 step = EPS["f16"]
-            expect = product(want, out, k, step)
+            expect = product(want, out, k, step, math.sqrt(k) if accumulator == "f16" else 1.0)
         stored = Tensor(dtype, np.ascontiguousarray(b.bits.T)) if transposed else b
         case(name, K.matmul,
              dict(a=a, b=stored, c=Out(out, (m, n)), M=m, N=n, K=k, am=k, ak=1, bk=1 if transposed else n, bn=k if transposed else 1),

@@ -1015,7 +1015,7 @@ def copy_hinted(x, out, n, BLOCK: tl.constexpr):
     last = tl.load(x + at, mask=inside, other=0.0, eviction_policy="evict_last")
     global_level = tl.load(x + at, mask=inside, other=0.0, cache_modifier=".cg")
     volatile = tl.load(x + at, mask=inside, other=0.0, cache_modifier=".cv", volatile=True)
-    tl.store(out + at, first + last, mask=inside, cache_modifier=".cs", eviction_policy="evict_first")
+    tl.store(out + at, first + last, mask=inside, cache_modifier=".cs")
     tl.store(out + n + at, global_level + volatile, mask=inside, cache_modifier=".wt")
 
 

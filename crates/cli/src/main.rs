@@ -6,6 +6,7 @@ mod device;
 mod dig;
 mod doctor;
 mod facts;
+mod mutation_report;
 mod output;
 mod probe;
 mod probe_report;

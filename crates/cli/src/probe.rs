@@ -5,13 +5,16 @@ use std::sync::atomic::Ordering;
 
 use anyhow::anyhow;
 use clap::Args;
+use lab::figures::percent;
+use lab::mutate::Tally;
 use lab::probe::{
-    ArgumentSpec, Dims, Expectation, LineSpec, Output, PolicySpec, ProbeError, Probed, Settings, Size, Tolerance, probe,
+    ArgumentSpec, Dims, Expectation, LineSpec, Output, PolicySpec, ProbeError, Probed, Settings, Size, Tolerance,
+    mutate_probed, probe,
 };
 use lab::{Document, Watch};
 
 use crate::progress::Progress;
-use crate::{CANCEL, Failure, NOTHING_FINISHED, output, probe_report};
+use crate::{CANCEL, Failure, NOTHING_FINISHED, mutation_report, output, probe_report};
 
 /// What is probed. What the command line says goes before what the launch file says.
 #[derive(Debug, Args)]
@@ -78,6 +81,10 @@ pub struct ProbeArguments {
     /// Explain the memory accesses of this source line.
     #[arg(long, value_name = "[FILE:]N")]
     pub line: Option<LineSpec>,
+    /// Put mistakes into the kernel, one at a time (each wait, fence, barrier, commit, copy and phase), and count those that are
+    /// found; of more launch files too. Exit status 1 when fewer than 95 % are.
+    #[arg(long, value_name = "MORE.toml", num_args = 0.., conflicts_with_all = ["json", "out", "line", "sample", "policy", "shake"])]
+    pub mutate: Option<Vec<PathBuf>>,
     /// Write the record to FILE as JSON; `-` writes it to standard output in place of the report.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -125,6 +132,9 @@ impl ProbeArguments {
 
 pub fn run(arguments: &ProbeArguments) -> Result<(), Failure> {
     let settings = arguments.settings()?;
+    if let Some(more) = &arguments.mutate {
+        return mutate(settings, more);
+    }
     let progress = Progress::new();
     progress.begin("probe");
     let show = |done, of| progress.show(done, of);
@@ -147,6 +157,33 @@ pub fn run(arguments: &ProbeArguments) -> Result<(), Failure> {
         output::write(path, &(serde_json::to_string_pretty(&document)? + "\n"))?;
     }
     verdict(&probed)
+}
+
+/// Mutates the kernel of the settings, and those of more launch files.
+fn mutate(settings: Settings, more: &[PathBuf]) -> Result<(), Failure> {
+    let more = more.iter().map(|path| Settings::read(path)).collect::<Result<Vec<_>, _>>()?;
+    let progress = Progress::new();
+    let mut all = Vec::new();
+    NOTHING_FINISHED.store(true, Ordering::Relaxed);
+    for settings in std::iter::once(settings).chain(more) {
+        let name = settings.ptx.as_ref().and_then(|path| path.file_stem()).unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
+        progress.begin(&name);
+        let show = |done, of| progress.show(done, of);
+        match mutate_probed(&settings, Watch { cancel: Some(&CANCEL), progress: Some(&show) }) {
+            Ok(mutated) => all.push((name, mutated)),
+            Err(ProbeError::Cancelled) => return Err(Failure::Interrupted),
+            Err(error) => return Err(anyhow::Error::from(error).context(name).into()),
+        }
+        progress.end();
+    }
+    NOTHING_FINISHED.store(false, Ordering::Relaxed);
+    output::print(&mutation_report::text(&all, output::color()))?;
+    let tally = all.iter().fold(Tally::default(), |sum, (_, mutated)| sum.and(mutated.tally()));
+    match tally.rate() >= mutation_report::LEAST {
+        true => Ok(()),
+        false => Err(Failure::No(anyhow!("{} of the mistakes are found", percent(tally.rate())))),
+    }
 }
 
 /// A hazard or a wrong result is a no.

@@ -4,6 +4,7 @@ use crate::banks::BankRule;
 use crate::cta::{Fail, Shared, Worker, word_bits};
 use crate::fault::FaultKind;
 use crate::interpret::File;
+use crate::lane_race::LaneAccess;
 use crate::lanes::{ALL, WARP, each};
 use crate::pattern::{KEPT, Kind, Pattern, lanes_of};
 use crate::program::{Code, Extend, LOCAL_WINDOW, MemoryOp, Op, SHARED_WINDOW, UNGUARDED, WINDOW_BYTES};
@@ -148,33 +149,101 @@ fn note_read(worker: &mut Worker<'_>, op: &Op, shape: usize, first: u32, warp: u
     } else {
         // This place is another shape's next.
         for &(word, bits) in &worker.shapes[op.aux as usize].patterns[shape].words {
-            interval.note((start + word) as usize, bits, false, site.position);
+            interval.note((start + word) as usize, bits, Access::Read, site.position, 0);
         }
     }
     Ok(())
 }
 
-/// Marks what is written, and notes the write.
+/// What is about to be written: where, and what was there.
+pub(crate) struct Overwrites {
+    memory: u32,
+    shape: usize,
+    first: u32,
+}
+
+/// Before a write: checks it, and keeps what is there for [`note_write`].
 #[inline(always)]
-fn note_write(worker: &mut Worker<'_>, memory: u32, shape: usize, first: u32, site: &Site) -> Result<(), Fail> {
+fn before_write(
+    worker: &mut Worker<'_>,
+    memory: u32,
+    shape: usize,
+    first: u32,
+    site: &Site,
+) -> Result<Overwrites, Fail> {
     let pattern = &worker.shapes[memory as usize].patterns[shape];
-    let interval = &mut worker.races.open[site.warp];
     let watched = !worker.flights.is_empty();
+    worker.before.clear();
     for &(word, bits) in &pattern.words {
         let word = (i64::from(first / 64) + word) as usize;
         if watched && let Some(reader) = worker.flights.reader_of(word, bits) {
             return Err(overwritten(worker.job, reader, site));
         }
-        worker.written[word] |= bits;
-        interval.note(word, bits, true, site.position);
+        worker.before.push(word_at(&worker.shared, word));
     }
-    Ok(())
+    Ok(Overwrites { memory, shape, first })
+}
+
+/// After a write: marks what is written, and notes the write.
+#[inline(always)]
+pub(crate) fn note_write(worker: &mut Worker<'_>, overwrites: &Overwrites, warp: usize) {
+    let Overwrites { memory, shape, first } = *overwrites;
+    let position = worker.program.memory[memory as usize].position;
+    let pattern = &worker.shapes[memory as usize].patterns[shape];
+    let interval = &mut worker.races.open[warp];
+    worker.races.time = worker.races.time.wrapping_add(1);
+    let time = worker.races.time;
+    for (&(word, bits), before) in pattern.words.iter().zip(&worker.before) {
+        let word = (i64::from(first / 64) + word) as usize;
+        let changed = bits & (changed(before, &word_at(&worker.shared, word)) | !worker.written[word]);
+        worker.written[word] |= bits;
+        if changed != 0 {
+            interval.note(word, changed, Access::Write, position, time);
+        }
+        if changed != bits {
+            interval.note(word, bits & !changed, Access::Repeat, position, time);
+        }
+    }
+}
+
+/// 64 bytes of shared memory; zeros beyond its end.
+#[inline(always)]
+fn word_at(shared: &[u8], word: usize) -> [u8; 64] {
+    let rest = &shared[64 * word..];
+    match rest.first_chunk() {
+        Some(bytes) => *bytes,
+        None => {
+            let mut bytes = [0; 64];
+            bytes[..rest.len()].copy_from_slice(rest);
+            bytes
+        }
+    }
+}
+
+/// The bytes of those groups of four that differ, as bits.
+#[inline(always)]
+fn changed(before: &[u8; 64], after: &[u8; 64]) -> u64 {
+    let groups = before.as_chunks::<4>().0.iter().zip(after.as_chunks::<4>().0);
+    groups.enumerate().fold(0, |bits, (at, (before, after))| bits | if before == after { 0 } else { 0xf << (4 * at) })
 }
 
 /// The fault of a write to what a `wgmma` in flight reads.
 #[cold]
 fn overwritten(job: &crate::run::Job<'_>, (position, address): (usize, u64), site: &Site) -> Fail {
     site.fail(FaultKind::WgmmaOverwritten { address, wgmma: job.instruction(position) }, 0)
+}
+
+/// Notes who touches what, for the race check between lanes.
+#[cold]
+fn note_lanes_shared(
+    worker: &mut Worker<'_>,
+    memory: &MemoryOp,
+    addresses: &[u32; WARP],
+    (mask, write, shared_out): (u32, bool, bool),
+    site: &Site,
+) -> Result<(), Fail> {
+    let (bytes, position) = (memory.lane_bytes(), site.position);
+    worker.note_between_lanes(site.warp, &LaneAccess { addresses, mask, bytes, write, shared_out, position })
 }
 
 #[cold]
@@ -217,6 +286,9 @@ pub(crate) fn load_shared<const LEVEL: u8>(
     let index = shared_shape(worker, memory, op, &addresses, mask, &site)?;
     let first = addresses[mask.trailing_zeros() as usize];
     note_read(worker, op, index, first, site.warp, &site)?;
+    if worker.lane_races.is_some() {
+        note_lanes_shared(worker, memory, &addresses, (mask, false, false), &site)?;
+    }
     let pattern = &worker.shapes[op.aux as usize].patterns[index];
     let shared = worker.shared.as_slice();
     if memory.bytes == 4 && memory.elements <= 4 {
@@ -263,7 +335,10 @@ pub(crate) fn store_shared(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, ma
     let addresses = addresses32(&file, memory.base, memory.offset);
     let index = shared_shape(worker, memory, op, &addresses, mask, &site)?;
     let first = addresses[mask.trailing_zeros() as usize];
-    note_write(worker, op.aux, index, first, &site)?;
+    let overwrites = before_write(worker, op.aux, index, first, &site)?;
+    if worker.lane_races.is_some() {
+        note_lanes_shared(worker, memory, &addresses, (mask, true, false), &site)?;
+    }
     let bytes = memory.bytes as usize;
     for (element, register) in memory.registers.iter().enumerate() {
         let Some(register) = *register else { continue };
@@ -281,17 +356,19 @@ pub(crate) fn store_shared(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, ma
             }
         }
     }
+    note_write(worker, &overwrites, site.warp);
     Ok(())
 }
 
-/// The addresses of the rows of 8x8 matrices that `lanes` give, for a load or a store of them: checked, counted and noted.
+/// The addresses of the rows of 8x8 matrices that `lanes` give, for a load or a store of them: checked, counted and, of a load,
+/// noted. A store is noted by [`note_write`] when it has happened.
 pub(crate) fn matrix_rows(
     worker: &mut Worker<'_>,
     warp: &Warp,
     index: u32,
     lanes: u32,
     store: bool,
-) -> Result<[u32; WARP], Fail> {
+) -> Result<([u32; WARP], Option<Overwrites>), Fail> {
     let program = worker.program;
     let memory = &program.memory[index as usize];
     let site = Site { position: memory.position, warp: warp.index };
@@ -310,12 +387,14 @@ pub(crate) fn matrix_rows(
     let op = Op { code: Code::Tensor, d: 0, a: 0, b: 0, c: 0, aux: index, guard: UNGUARDED };
     let shape = shared_shape(worker, memory, &op, &addresses, lanes, &site)?;
     let first = addresses[lanes.trailing_zeros() as usize];
-    if store {
-        note_write(worker, index, shape, first, &site)?;
-    } else {
-        note_read(worker, &op, shape, first, site.warp, &site)?;
+    if worker.lane_races.is_some() {
+        note_lanes_shared(worker, memory, &addresses, (lanes, store, true), &site)?;
     }
-    Ok(addresses)
+    if store {
+        return Ok((addresses, Some(before_write(worker, index, shape, first, &site)?)));
+    }
+    note_read(worker, &op, shape, first, site.warp, &site)?;
+    Ok((addresses, None))
 }
 
 /// The allocation that a warp's global access falls into, with the shape of its addresses.
@@ -850,7 +929,10 @@ fn local_lanes(
 pub(crate) fn load_constant(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) -> Result<(), Fail> {
     let memory = &worker.program.memory[op.aux as usize];
     let site = Site { position: memory.position, warp: warp.index };
-    let constants = worker.program.constant_memory.as_slice();
+    let (constants, space) = match op.code {
+        Code::LoadParameter => (worker.program.params.as_slice(), "parameter"),
+        _ => (worker.program.constant_memory.as_slice(), "constant"),
+    };
     let mut file = File::of(warp);
     let addresses = addresses64(&file, memory.base, memory.offset);
     for (element, register) in memory.registers.iter().enumerate() {
@@ -862,11 +944,10 @@ pub(crate) fn load_constant(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
                 .ok()
                 .and_then(|start| constants.get(start..start.checked_add(memory.bytes as usize)?));
             let Some(bytes) = range else {
-                let allocations = format!("the module's {} bytes of constant memory", constants.len());
-                return Err(site.fail(
-                    FaultKind::OutOfBounds { space: "constant", address, bytes: memory.bytes, allocations },
-                    lane as u32,
-                ));
+                let allocations = format!("the {} bytes of {space} memory", constants.len());
+                return Err(
+                    site.fail(FaultKind::OutOfBounds { space, address, bytes: memory.bytes, allocations }, lane as u32)
+                );
             };
             let value = bytes.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
             values[lane] = extended(value, memory.bytes, memory.extend, register.1);
@@ -897,7 +978,7 @@ pub(crate) fn atomic_shared(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
         if worker.written[word] & bits != bits {
             return Err(site.fail(worker.unwritten(start as u32, whole), lane as u32));
         }
-        worker.races.open[site.warp].note_atomic(word, bits, site.position);
+        worker.races.open[site.warp].note(word, bits, Access::Atomic, site.position, 0);
     }
     for (element, [a, b]) in atomic.operands.iter().enumerate() {
         let (a, b) = (file.full(*a), file.full(*b));
@@ -1049,6 +1130,7 @@ pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask
         copies.push(PendingCopy {
             to: to[lane] as usize,
             bytes: contents[lane][..bytes as usize].to_vec(),
+            lane: lane as u8,
             position: memory.position,
         });
     }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use ptx::{Cfg, Instruction, Kernel, Register, Type};
+use ptx::{Cfg, Formal, Instruction, Kernel, Register, Type};
 
 /// What a register needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,6 +13,8 @@ pub(crate) enum Width {
     Predicate,
     Narrow,
     Wide,
+    /// Two wide places, one after the other.
+    Double,
 }
 
 impl Width {
@@ -21,6 +23,7 @@ impl Width {
             1 => Some(Self::Predicate),
             8 | 16 | 32 => Some(Self::Narrow),
             64 => Some(Self::Wide),
+            128 => Some(Self::Double),
             _ => None,
         }
     }
@@ -68,14 +71,23 @@ pub(crate) fn allocate(kernel: &Kernel, cfg: &Cfg) -> Result<Allocation, String>
 
     let small = cfg.blocks.len().saturating_mul(registers.len()) <= LIVENESS_LIMIT;
     let liveness = small.then(|| liveness(kernel, cfg, &ids, &widths)).flatten();
-    let (ranges, live) =
+    let (mut ranges, live) =
         liveness.unwrap_or_else(|| (vec![(0, usize::MAX); registers.len()], widths.iter().map(|&w| cost(w)).sum()));
+
+    // What functions take and give back is written and read by their calls.
+    for formal in kernel.functions.iter().flat_map(|function| function.params.iter().chain(&function.results)) {
+        if let Formal::Register(register) = formal
+            && let Some(&id) = ids.get(register)
+        {
+            ranges[id] = (0, usize::MAX);
+        }
+    }
 
     let mut order: Vec<usize> = (0..registers.len()).collect();
     order.sort_by_key(|&id| ranges[id].0);
     let mut allocation =
         Allocation { places: HashMap::with_capacity(registers.len()), predicates: 0, narrow: 0, wide: 0, live };
-    let mut free: [Vec<u32>; 3] = Default::default();
+    let mut free: [Vec<u32>; 4] = Default::default();
     // Live registers by the end of their range, the soonest on top.
     let mut active = std::collections::BinaryHeap::new();
     for id in order {
@@ -88,14 +100,15 @@ pub(crate) fn allocate(kernel: &Kernel, cfg: &Cfg) -> Result<Allocation, String>
             free[width as usize].push(place);
         }
         let width = widths[id];
-        let count = match width {
-            Width::Predicate => &mut allocation.predicates,
-            Width::Narrow => &mut allocation.narrow,
-            Width::Wide => &mut allocation.wide,
+        let (count, taken) = match width {
+            Width::Predicate => (&mut allocation.predicates, 1),
+            Width::Narrow => (&mut allocation.narrow, 1),
+            Width::Wide => (&mut allocation.wide, 1),
+            Width::Double => (&mut allocation.wide, 2),
         };
         let place = free[width as usize].pop().unwrap_or_else(|| {
-            *count += 1;
-            *count - 1
+            *count += taken;
+            *count - taken
         });
         allocation.places.insert(registers[id], (width, place));
         active.push(std::cmp::Reverse((end, id)));
@@ -108,6 +121,7 @@ fn cost(width: Width) -> u32 {
         Width::Predicate => 0,
         Width::Narrow => 1,
         Width::Wide => 2,
+        Width::Double => 4,
     }
 }
 

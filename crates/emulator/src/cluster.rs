@@ -9,6 +9,7 @@ use crate::program::Program;
 use crate::proxy::Proxy;
 use crate::race::Clock;
 use crate::run::Job;
+use crate::small::RegisterRequest;
 use crate::tensor::Flights;
 use crate::warp::{Wait, Warp};
 
@@ -28,6 +29,7 @@ pub(crate) struct Away {
     unwaited: HashMap<u32, u32>,
     proxy: Proxy,
     flights: Flights,
+    register_requests: Vec<RegisterRequest>,
     /// All its warps have ended. Kept for the running CTA too.
     pub ended: bool,
 }
@@ -43,9 +45,7 @@ impl Away {
             written: vec![0; job.shared_bytes.div_ceil(64)],
             local: vec![0; program.local_bytes as usize * 32 * job.warps()],
             barriers: vec![Barrier::default(); crate::cta::BARRIERS as usize],
-            warps: (0..job.warps())
-                .map(|index| Warp::new(index, program.narrow, program.wide, program.predicates))
-                .collect(),
+            warps: (0..job.warps()).map(|index| Warp::new(index, program)).collect(),
             ..Self::default()
         }
     }
@@ -95,6 +95,7 @@ impl Worker<'_> {
         std::mem::swap(&mut self.unwaited, &mut away.unwaited);
         std::mem::swap(&mut self.proxy, &mut away.proxy);
         std::mem::swap(&mut self.flights, &mut away.flights);
+        std::mem::swap(&mut self.register_requests, &mut away.register_requests);
     }
 
     /// A CTA's shared memory, and which bytes of it are written.

@@ -5,13 +5,15 @@ use std::collections::{BTreeMap, HashMap};
 use crate::cluster::{Away, ClusterBarrier};
 use crate::copy::Copies;
 use crate::fault::{Fault, FaultKind, RunError};
+use crate::lane_race::LaneRaces;
 use crate::mbarrier::Mbarrier;
 use crate::pattern::Shapes;
 use crate::program::Program;
 use crate::proxy::Proxy;
-use crate::race::{Clock, Expand, Race, Races, Read};
+use crate::race::{Access, Clock, Expand, Race, Races, Read};
 use crate::report::InstructionCounters;
 use crate::run::Job;
+use crate::small::RegisterRequest;
 use crate::tensor::Flights;
 use crate::traffic::Touched;
 use crate::warp::{PendingCopy, State, Wait, Warp};
@@ -85,10 +87,14 @@ pub(crate) struct Worker<'a> {
     pub shared: Vec<u8>,
     /// One bit per byte of shared memory that something wrote.
     pub written: Vec<u64>,
+    /// What a store is about to overwrite, by 64-byte word.
+    pub before: Vec<[u8; 64]>,
     /// Changes whenever bits of `written` are taken back: reads that were found fine may not be any more.
     pub written_since: u64,
     pub local: Vec<u8>,
     pub races: Races,
+    /// Where races between lanes are looked for.
+    pub lane_races: Option<LaneRaces>,
     pub flights: Flights,
     pub random: u64,
     pub barriers: Vec<Barrier>,
@@ -112,6 +118,10 @@ pub(crate) struct Worker<'a> {
     pub flags: HashMap<(usize, u32), Clock>,
     /// Counts what may let somebody go on who waits.
     pub progress: u64,
+    /// The warp instructions that the cluster will have executed when the running warp's fuel is spent.
+    pub clock: u64,
+    /// By warpgroup.
+    pub register_requests: Vec<RegisterRequest>,
 }
 
 impl<'a> Worker<'a> {
@@ -128,13 +138,15 @@ impl<'a> Worker<'a> {
             touched: Touched::new(job.memory),
             shared: vec![0; job.shared_bytes],
             written: vec![0; job.shared_bytes.div_ceil(64)],
+            before: Vec::new(),
             written_since: 0,
             local: vec![0; program.local_bytes as usize * 32 * warps],
             races: Races::default(),
+            lane_races: job.options.lane_races.then(LaneRaces::default),
             flights: Flights::default(),
             random: 0,
             barriers: vec![Barrier::default(); BARRIERS as usize],
-            warps: (0..warps).map(|index| Warp::new(index, program.narrow, program.wide, program.predicates)).collect(),
+            warps: (0..warps).map(|index| Warp::new(index, program)).collect(),
             cta: [0; 3],
             mbarriers: BTreeMap::new(),
             unwaited: HashMap::new(),
@@ -147,12 +159,17 @@ impl<'a> Worker<'a> {
             cluster: 0,
             flags: HashMap::new(),
             progress: 0,
+            clock: 0,
+            register_requests: Vec::new(),
         }
     }
 
     /// Runs one cluster, which is mostly one CTA, to its end.
     pub(crate) fn run_cluster(&mut self, cluster: u64) -> Result<(), RunError> {
         self.races.reset(self.peers.len(), self.warps.len(), self.job.shared_bytes);
+        if let Some(races) = &mut self.lane_races {
+            races.reset(self.peers.len() * self.job.warps());
+        }
         self.cluster_barrier = ClusterBarrier::default();
         self.copies.clear();
         self.maps.clear();
@@ -172,6 +189,7 @@ impl<'a> Worker<'a> {
             self.unwaited.clear();
             self.proxy.reset(self.warps.len(), self.program.uses_async_proxy);
             self.flights.reset(self.job.shared_bytes);
+            self.register_requests.clear();
             let mut warps = std::mem::take(&mut self.warps);
             for warp in &mut warps {
                 self.job.start_warp(self.program, warp, self.cta, rank as u32);
@@ -239,6 +257,7 @@ impl<'a> Worker<'a> {
             let mut fuel = if self.job.is_random() { 1 + self.draw() % 64 } else { QUANTUM };
             fuel = fuel.min(budget.saturating_sub(*spent)).max(1);
             let given = fuel;
+            self.clock = *spent + fuel;
             let stop = self.job.level.run(self, &mut warps[index], &mut fuel).map_err(|fail| self.fault(*fail))?;
             *spent += given - fuel;
             match stop {
@@ -273,6 +292,7 @@ impl<'a> Worker<'a> {
             self.complete(warps, id)?;
         }
         if warps.iter().all(|warp| warp.state == State::Done) {
+            self.end_register_requests()?;
             self.end_cta(&warps[index])?;
         }
         Ok(())
@@ -326,7 +346,10 @@ impl<'a> Worker<'a> {
             return Ok(());
         }
         let done = std::mem::take(barrier);
-        crate::pattern::bits_of(done.warps).for_each(|warp| self.fold_writes(warp));
+        for warp in crate::pattern::bits_of(done.warps) {
+            self.fold_writes(warp);
+            self.lanes_meet(warp);
+        }
         let shared = Shared { program: self.program, shapes: &self.shapes };
         self.races.barrier(done.warps, &shared).map_err(|race| self.race_failure(race))?;
         for warp in warps.iter_mut().filter(|warp| done.waiting >> warp.index & 1 == 1) {
@@ -372,10 +395,16 @@ impl<'a> Worker<'a> {
 
     /// Puts the bytes of a copy in place.
     pub(crate) fn deliver(&mut self, warp: usize, copy: &PendingCopy) {
-        self.shared[copy.to..copy.to + copy.bytes.len()].copy_from_slice(&copy.bytes);
+        let place = &mut self.shared[copy.to..copy.to + copy.bytes.len()];
         let (word, bits) = word_bits(copy.to, copy.bytes.len());
+        let repeats = self.written[word] & bits == bits && *place == *copy.bytes;
+        place.copy_from_slice(&copy.bytes);
         self.written[word] |= bits;
-        self.races.open[warp].note(word, bits, true, copy.position);
+        let access = if repeats { Access::Repeat } else { Access::Write };
+        self.races.note_at(warp, self.rank, (word, bits), access, copy.position);
+        if self.lane_races.is_some() {
+            self.note_copied(warp, copy);
+        }
         if !self.unwaited.is_empty() {
             for at in (copy.to..copy.to + copy.bytes.len()).step_by(4) {
                 self.unwaited.remove(&(at as u32));

@@ -65,6 +65,7 @@ impl Backend for Device<'_> {
     }
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<Report, DeviceError> {
+        self.memory.load(launch.kernel)?;
         Ok(run(&self.memory, launch, &self.options)?)
     }
 }

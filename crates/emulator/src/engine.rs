@@ -6,6 +6,7 @@ use crate::copy::{Piece, Request, Signal, Target};
 use crate::cta::{Fail, Stop, Worker};
 use crate::fault::FaultKind;
 use crate::interpret::File;
+use crate::lane_race::LaneAccess;
 use crate::map::{self, Blob};
 use crate::mbarrier::{self, Arrive, Asked, Mbarrier};
 use crate::memory::Buffer;
@@ -615,11 +616,31 @@ impl Worker<'_> {
         let mut blob = [0; TensorMap::BYTES as usize];
         blob.copy_from_slice(&self.take_shared(own, bytes)?);
         map::replace(&mut blob, field, dimension, new).map_err(refuse)?;
+        let mask = 1 << lane;
+        for write in [false, true] {
+            self.map_between_lanes(warp.index, own, (mask, write, false), position)?;
+        }
         self.shared[own as usize..(own + bytes) as usize].copy_from_slice(&blob);
         for (word, bits) in crate::copy::words(own as usize, bytes as usize) {
-            self.races.open[warp.index].note(word, bits, true, position);
+            self.races.note_at(warp.index, self.rank, (word, bits), Access::Write, position);
         }
         Ok(())
+    }
+
+    /// Notes that lanes touch a tensor map in shared memory, for the race check between lanes.
+    fn map_between_lanes(
+        &mut self,
+        warp: usize,
+        address: u32,
+        (mask, write, shared_out): (u32, bool, bool),
+        position: usize,
+    ) -> Result<(), FaultKind> {
+        if self.lane_races.is_none() {
+            return Ok(());
+        }
+        let bytes = TensorMap::BYTES as u32;
+        let access = LaneAccess { addresses: &[address; 32], mask, bytes, write, shared_out, position };
+        self.note_between_lanes(warp, &access).map_err(|fail| fail.0)
     }
 
     /// `tensormap.cp_fenceproxy` (PTX ISA 9.7.13.15.19): copies a map from shared to global memory and releases it.
@@ -636,8 +657,9 @@ impl Worker<'_> {
         let (_, from) = self.span((self.rank, from), bytes, 64)?;
         let blob = self.take_shared(from, bytes)?;
         for (word, bits) in crate::copy::words(from as usize, bytes as usize) {
-            self.races.open[warp.index].note(word, bits, false, position);
+            self.races.note_at(warp.index, self.rank, (word, bits), Access::Read, position);
         }
+        self.map_between_lanes(warp.index, from, (1 << lane, false, true), position)?;
         let (address, _) = self.generic(warp, to, lane);
         if !address.is_multiple_of(64) {
             return Err(FaultKind::CopyAlignment { space: "global", address, multiple: 64 });

@@ -140,6 +140,9 @@ kinds! {
     Trap, "trap",
         "the kernel ran into `trap`",
         "The kernel itself found something wrong: see what leads there.";
+    ExternalFunction { function: String }, "external_function",
+        "`{function}` is called, and its code is not in the module: functions of the driver and of other modules are not executable",
+        "Print and assert nothing in the kernel, or look for what makes it assert; link the code of other functions into the module.";
     WgmmaInFlight { register: String, access: &'static str, wgmma: String, remedy: &'static str }, "wgmma_in_flight",
         "register `{register}` is {access} while {wgmma}, to which it belongs, may be in flight; {remedy}",
         "Wait for the product's group (`wgmma.wait_group`) before the register is touched.";

@@ -46,6 +46,7 @@ pub struct Run {
     dynamic_shared: u32,
     budget: Option<u64>,
     global_races: bool,
+    lane_races: bool,
     arguments: Vec<NamedArgument>,
     expectations: Vec<Expectation>,
     counts: Vec<Count>,
@@ -215,11 +216,13 @@ pub fn emulate(call: &Call<'_>) -> Result<Outcome, Stop> {
             buffers.push((address, bytes.len() as u64));
         }
     }
+    memory.load(call.kernel)?;
     let addresses: Vec<u64> = buffers.iter().map(|(address, _)| *address).collect();
     let mut options = Options::new(call.run.sm);
     options.policy = call.run.policy;
     options.budget_per_cta = call.run.budget.unwrap_or(options.budget_per_cta);
     options.global_races = call.run.global_races;
+    options.lane_races = call.run.lane_races;
     let report = run(&memory, &call.launch(&addresses), &options)?;
     let counters = [Level::Ptx, Level::Merged].map(|level| report.counters(call.kernel, level));
     let buffers = buffers.into_iter().map(|(address, bytes)| memory.read(address, bytes)).collect::<Result<_, _>>()?;
@@ -248,6 +251,7 @@ impl FileTest {
             dynamic_shared: 0,
             budget: None,
             global_races: false,
+            lane_races: false,
             arguments: Vec::new(),
             expectations: Vec::new(),
             counts: Vec::new(),
@@ -312,6 +316,7 @@ impl FileTest {
                 }
                 "shared" => run.dynamic_shared = number()? as u32,
                 "races" if value == "global" => run.global_races = true,
+                "races" if value == "lanes" => run.lane_races = true,
                 "budget" => run.budget = Some(number()?),
                 "policy" => {
                     run.policy = match value.split_once(':') {
@@ -326,7 +331,7 @@ impl FileTest {
                 "kernel" => kernel = Some(value),
                 _ => {
                     return Err(format!(
-                        "there is no setting `{key}`; there are sm, grid, block, cluster, shared, policy, budget, races=global and kernel"
+                        "there is no setting `{key}`; there are sm, grid, block, cluster, shared, policy, budget, races=global, races=lanes and kernel"
                     ));
                 }
             }

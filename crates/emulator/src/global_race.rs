@@ -73,12 +73,13 @@ impl GlobalRaces {
                 .or_insert_with(|| vec![Byte::default(); PAGE as usize].into_boxed_slice());
             let byte = &mut page[(at % PAGE) as usize];
             let others = [byte.write, byte.reads[0], byte.reads[1], byte.atomic];
-            let checked = if access == Access::Write { &others[..] } else { &others[..1] };
+            let writes = matches!(access, Access::Write | Access::Repeat);
+            let checked = if writes { &others[..] } else { &others[..1] };
             if let Some(other) = checked.iter().find(|last| against(**last)) {
                 return Some((*other, at));
             }
             match access {
-                Access::Write => byte.write = now,
+                Access::Write | Access::Repeat => byte.write = now,
                 Access::Atomic => byte.atomic = now,
                 Access::Read if byte.reads[0].cluster == own => {}
                 Access::Read => byte.reads = [now, byte.reads[0]],

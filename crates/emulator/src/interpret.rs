@@ -6,6 +6,7 @@
 use ptx::Modifier;
 
 use crate::access;
+use crate::call;
 use crate::cta::{Arrival, Fail, Stop, Worker};
 use crate::engine::Flow;
 use crate::fault::FaultKind;
@@ -443,13 +444,14 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
             }
             Code::Scalar => scalar(worker, warp, op, mask),
             Code::Carry => small::carry(worker, warp, op, mask),
+            Code::Small => small::execute(worker, warp, op, mask, worker.clock.wrapping_sub(*fuel))?,
             Code::LoadShared => access::load_shared::<LEVEL>(worker, warp, op, mask)?,
             Code::StoreShared => access::store_shared(worker, warp, op, mask)?,
             Code::LoadGlobal => access::load_global::<LEVEL>(worker, warp, op, mask)?,
             Code::StoreGlobal => access::store_global(worker, warp, op, mask)?,
             Code::LoadLocal => access::local(worker, warp, op, mask, false)?,
             Code::StoreLocal => access::local(worker, warp, op, mask, true)?,
-            Code::LoadConstant => access::load_constant(worker, warp, op, mask)?,
+            Code::LoadConstant | Code::LoadParameter => access::load_constant(worker, warp, op, mask)?,
             Code::AtomicShared => access::atomic_shared(worker, warp, op, mask)?,
             Code::AtomicGlobal => access::atomic_global(worker, warp, op, mask)?,
             Code::Cluster => access::cluster(worker, warp, op, mask)?,
@@ -467,6 +469,9 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
             Code::Shuffle | Code::Vote | Code::WarpFunction | Code::WarpSync => {
                 if mask != 0 && !exchange::<LEVEL>(worker, warp, op, mask)? {
                     continue;
+                }
+                if op.code == Code::WarpSync {
+                    worker.lanes_meet(warp.index);
                 }
             }
             Code::ActiveMask => {
@@ -497,6 +502,14 @@ fn interpret<const LEVEL: u8>(worker: &mut Worker<'_>, warp: &mut Warp, fuel: &m
             }
             Code::Branch => {
                 warp.branch(mask, op.aux as usize);
+                continue;
+            }
+            Code::Call => {
+                call::call(worker, warp, op, mask)?;
+                continue;
+            }
+            Code::Return => {
+                call::ret(worker, warp, op, mask);
                 continue;
             }
             Code::Exit => {
@@ -564,7 +577,8 @@ fn scalar(worker: &Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) {
     let info = &worker.program.scalars[op.aux as usize];
     let mut file = File::of(warp);
     let sources = info.sources.map(|(place, width)| match width {
-        Width::Wide => file.wide(place),
+        // No function of scalars has 128-bit operands.
+        Width::Wide | Width::Double => file.wide(place),
         // A function with fewer operands has places that are not its own here; it does not look at them.
         Width::Narrow => file.narrow.get(place as usize).map_or([0; WARP], |lanes| each(lanes.0, u64::from)),
         Width::Predicate => {
@@ -577,7 +591,7 @@ fn scalar(worker: &Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) {
         if mask >> lane & 1 == 1 { (info.function)(a[lane], b[lane], c[lane], d[lane]) } else { 0 }
     });
     match info.destination {
-        Width::Wide => file.set_wide(op.d, out, mask),
+        Width::Wide | Width::Double => file.set_wide(op.d, out, mask),
         Width::Narrow => file.set_narrow(op.d, each(out, |x| x as u32), mask),
         Width::Predicate => file.set_predicate(op.d, collect(|lane| out[lane] & 1 == 1), mask),
     }

@@ -14,6 +14,7 @@ mod allocate;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod banks;
+mod call;
 mod cluster;
 mod copy;
 mod cta;
@@ -23,6 +24,7 @@ mod fault;
 pub mod filetest;
 mod global_race;
 mod interpret;
+mod lane_race;
 mod lanes;
 mod map;
 mod mbarrier;

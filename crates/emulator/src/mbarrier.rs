@@ -174,7 +174,7 @@ impl Worker<'_> {
         let (word, bits) = word_bits(address as usize, BYTES);
         self.written[word] &= !bits;
         self.written_since += 1;
-        self.races.open[warp].note(word, bits, true, position);
+        self.races.note_at(warp, self.rank, (word, bits), Access::Write, position);
         self.mbarriers.insert(address, Mbarrier::new(count));
         Ok(())
     }
@@ -188,7 +188,7 @@ impl Worker<'_> {
             return Err(fail(FaultKind::MbarrierBusy { address, state }));
         }
         let (word, bits) = word_bits(address as usize, BYTES);
-        self.races.open[warp.index].note(word, bits, true, position);
+        self.races.note_at(warp.index, self.rank, (word, bits), Access::Write, position);
         self.mbarriers.remove(&address);
         Ok(())
     }
@@ -322,6 +322,7 @@ impl Worker<'_> {
 
     /// A warp learns what others have released.
     pub(crate) fn acquire(&mut self, warp: &Warp, clock: &Clock) -> Result<(), Fail> {
+        self.lanes_meet(warp.index);
         if self.races.open[warp.index].knows(clock) {
             return Ok(());
         }

@@ -3,9 +3,11 @@
 //! CTAs run on several threads and a wrong kernel may race, so memory is a vector of atomic words accessed with relaxed
 //! order: plain moves on the machine, and no undefined behaviour whatever the kernel does.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
+use ptx::{Kernel, Space, VariableDecl};
 use thiserror::Error;
 
 /// Why an allocation or a transfer was refused.
@@ -31,6 +33,8 @@ pub enum MemoryError {
 const FIRST: u64 = 0x7_0000_0000;
 /// Allocations start at multiples of this, as the driver's do.
 const ALIGNMENT: u64 = 512;
+/// Bytes of a variable of a module at most.
+const MAX_VARIABLE: u64 = 1 << 32;
 /// Unmapped bytes after each allocation.
 const GUARD: u64 = 1 << 16;
 
@@ -40,6 +44,8 @@ pub struct Memory {
     /// By ascending address.
     buffers: Vec<Buffer>,
     end: u64,
+    /// The variables of modules in global memory, and where they are, by name.
+    variables: HashMap<String, Vec<(VariableDecl, u64)>>,
     /// Held while two words change together.
     pairs: Mutex<()>,
 }
@@ -90,6 +96,38 @@ impl Memory {
         let address = self.push(contents.len() as u64, true)?;
         self.write(address, contents)?;
         Ok(address)
+    }
+
+    /// Places the variables in global memory that a kernel's module has, with the values they start with (PTX ISA 5.4.4), as loading
+    /// the module does. Those that are there already stay as they are: kernels that declare the same variable share it.
+    ///
+    /// Variables that another module defines are left out; [`run`](crate::run) refuses kernels that name such.
+    ///
+    /// # Errors
+    /// When there is no room.
+    pub fn load(&mut self, kernel: &Kernel) -> Result<(), MemoryError> {
+        for variable in kernel.variables.iter().filter(|variable| variable.space == Space::Global) {
+            if variable.external || variable.elements.is_none() || self.variable(variable).is_some() {
+                continue;
+            }
+            let bytes = variable.bytes();
+            if bytes > MAX_VARIABLE {
+                return Err(MemoryError::OutOfMemory { bytes });
+            }
+            let start = self.end.max(FIRST).checked_next_multiple_of(u64::from(variable.align.max(1)));
+            self.end = start.ok_or(MemoryError::OutOfMemory { bytes })?;
+            let address = self.push(bytes, true)?;
+            let held = variable.init.len().min(bytes as usize);
+            self.write(address, &variable.init[..held])?;
+            self.variables.entry(variable.name.clone()).or_default().push((variable.clone(), address));
+        }
+        Ok(())
+    }
+
+    /// Where a variable that was loaded is.
+    pub(crate) fn variable(&self, variable: &VariableDecl) -> Option<u64> {
+        let named = self.variables.get(&variable.name)?;
+        named.iter().find(|(loaded, _)| loaded == variable).map(|&(_, address)| address)
     }
 
     fn push(&mut self, bytes: u64, initialised: bool) -> Result<u64, MemoryError> {

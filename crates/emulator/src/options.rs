@@ -41,6 +41,8 @@ pub struct Options<'a> {
     pub watch: &'a [usize],
     /// Whether to look for races between CTAs on global memory. It takes memory and time: every byte's accesses are remembered.
     pub global_races: bool,
+    /// Whether to look for races between lanes of one warp on shared memory. It takes memory and time, as above.
+    pub lane_races: bool,
     /// Worker threads; 0 for one per core.
     pub threads: usize,
     /// Set to true by someone else to stop the run early.
@@ -59,6 +61,7 @@ impl Options<'_> {
             budget_per_cta: 1 << 33,
             watch: &[],
             global_races: false,
+            lane_races: false,
             threads: 0,
             cancel: None,
             progress: None,

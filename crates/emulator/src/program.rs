@@ -1,18 +1,22 @@
 //! A kernel decoded once into what the interpreter runs.
 
+mod call;
 pub(crate) mod engine;
 mod small;
 mod tensor;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use ptx::{Base, Cfg, Instruction, Kernel, Kind, Modifier, Opcode, Operand, Register, Role, Space, Special, Type};
 
 use crate::allocate::{Width, allocate};
+use crate::call::CallOp;
 use crate::fault::RunError;
+use crate::memory::Memory;
 use crate::merge;
 use crate::scalar;
-use crate::small::{CarryOp, WarpFunction};
+use crate::small::{CarryOp, SmallOp, WarpFunction};
 use crate::tensor::{TensorOp, Watch};
 
 pub(crate) use tensor::WATCHED;
@@ -100,6 +104,8 @@ pub(crate) enum Code {
     Scalar,
     /// Integer arithmetic that reads or writes the carry flag.
     Carry,
+    /// What [`SmallOp`] says.
+    Small,
     LoadShared,
     StoreShared,
     LoadGlobal,
@@ -107,6 +113,8 @@ pub(crate) enum Code {
     LoadLocal,
     StoreLocal,
     LoadConstant,
+    /// Of the kernel, by an address or several at once.
+    LoadParameter,
     AtomicShared,
     AtomicGlobal,
     /// A load (`d` is 0), store or atomic by `shared::cluster` addresses.
@@ -130,6 +138,9 @@ pub(crate) enum Code {
     /// `mma`, `ldmatrix`, `stmatrix`, `movmatrix`, `wgmma`.
     Tensor,
     Branch,
+    Call,
+    /// From a function to behind its call.
+    Return,
     Exit,
     Trap,
 }
@@ -267,10 +278,14 @@ pub(crate) struct Program {
     pub tensor: Vec<TensorOp>,
     /// Arithmetic with carries.
     pub carries: Vec<CarryOp>,
+    pub small: Vec<SmallOp>,
     /// The functions of the warp, by [`Op::c`].
     pub warp_functions: Vec<WarpFunction>,
     /// The targets of jumps by index.
     pub tables: Vec<Vec<u32>>,
+    pub calls: Vec<CallOp>,
+    /// Where functions start and how many calls deep they are, by ascending position.
+    pub depths: Arc<[(usize, u32)]>,
     /// What stands for the guard of instructions that touch registers which `wgmma` works on, and those registers' names.
     pub watched: Vec<Watch>,
     pub watched_names: Vec<String>,
@@ -295,7 +310,8 @@ pub(crate) const FALSE: u32 = 0;
 pub(crate) const TRUE: u32 = 1;
 const FIXED_PREDICATES: u32 = 2;
 
-struct Decoder {
+struct Decoder<'k> {
+    kernel: &'k Kernel,
     program: Program,
     places: HashMap<Register, (Width, u32)>,
     label_positions: Vec<usize>,
@@ -309,23 +325,26 @@ struct Decoder {
     /// The predicate that is the carry flag, once something carries.
     carry_flag: Option<u32>,
     watched: tensor::Watched,
+    functions: call::Functions,
     position: usize,
 }
 
 const MAX_DECLARED: u64 = 1 << 26;
 
 impl Program {
-    /// Decodes a validated kernel. `params` is parameter memory, laid out as [`parameter_layout`] says.
-    pub(crate) fn new(kernel: &Kernel, params: Vec<u8>) -> Result<Self, RunError> {
+    /// Decodes a validated kernel. `params` is parameter memory, laid out as [`parameter_layout`] says; `memory` has its variables in global memory.
+    pub(crate) fn new(kernel: &Kernel, params: Vec<u8>, memory: &Memory) -> Result<Self, RunError> {
         let cfg = Cfg::of(kernel);
         let allocation = allocate(kernel, &cfg).map_err(|reason| RunError::Unsupported {
             instruction: kernel.name.clone(),
             place: None,
             reason,
         })?;
-        let (variables, static_shared, local_bytes, constant_memory) = lay_out(kernel)?;
+        let (variables, static_shared, local_bytes, constant_memory) = lay_out(kernel, memory)?;
+        let functions = call::Functions::of(kernel, &cfg, allocation.narrow);
         let (watched, watched_names) = tensor::Watched::of(kernel);
         let mut decoder = Decoder {
+            kernel,
             program: Program {
                 ops: Vec::new(),
                 memory: Vec::new(),
@@ -339,11 +358,14 @@ impl Program {
                 params,
                 tensor: Vec::new(),
                 carries: Vec::new(),
+                small: Vec::new(),
                 warp_functions: Vec::new(),
                 tables: Vec::new(),
+                calls: Vec::new(),
+                depths: functions.starts().collect(),
                 watched: Vec::new(),
                 watched_names,
-                narrow: allocation.narrow,
+                narrow: allocation.narrow + kernel.functions.len() as u32,
                 wide: allocation.wide,
                 predicates: allocation.predicates + FIXED_PREDICATES,
                 constants: Vec::new(),
@@ -362,6 +384,7 @@ impl Program {
             merged: merged_accesses(kernel),
             carry_flag: None,
             watched,
+            functions,
             position: 0,
         };
         for (position, instruction) in kernel.instructions().enumerate() {
@@ -403,7 +426,7 @@ pub(crate) fn parameter_layout(kernel: &Kernel) -> (Vec<u64>, u64) {
 }
 
 /// The address of each variable in its space, and the bytes each space takes: shared, local, and constant memory's contents.
-fn lay_out(kernel: &Kernel) -> Result<(Vec<u64>, u64, u64, Vec<u8>), RunError> {
+fn lay_out(kernel: &Kernel, memory: &Memory) -> Result<(Vec<u64>, u64, u64, Vec<u8>), RunError> {
     let (mut shared, mut local, mut constant) = (0u64, 0u64, Vec::new());
     let mut addresses = vec![0; kernel.variables.len()];
     let refuse =
@@ -439,9 +462,9 @@ fn lay_out(kernel: &Kernel) -> Result<(Vec<u64>, u64, u64, Vec<u8>), RunError> {
                 constant[start as usize..start as usize + held].copy_from_slice(&variable.init[..held]);
                 start
             }
-            Space::Global => {
-                return Err(refuse(&variable.name, "is in global memory, which the emulator does not lay out yet"));
-            }
+            Space::Global => memory
+                .variable(variable)
+                .ok_or_else(|| refuse(&variable.name, "is in global memory and was not loaded (`Memory::load`)"))?,
         };
         if shared > MAX_DECLARED || local > MAX_DECLARED {
             return Err(refuse(&variable.name, "does not fit"));
@@ -465,7 +488,7 @@ type Decoded<T> = Result<T, String>;
 /// An operand's place and width.
 type Placed = (u32, Width);
 
-impl Decoder {
+impl Decoder<'_> {
     /// What the instruction at this position is counted as after the merge: itself where the merge says nothing.
     fn merged(&self, bytes: u32) -> Vec<Merged> {
         self.merged.get(&self.position).cloned().unwrap_or_else(|| vec![Merged { delta: 0, bytes }])
@@ -509,12 +532,17 @@ impl Decoder {
     }
 
     fn register(&self, register: Register) -> Decoded<Placed> {
-        self.places.get(&register).map(|&(width, place)| (place, width)).ok_or_else(|| "a register has no place".into())
+        match self.places.get(&register) {
+            Some((Width::Double, _)) => Err("128-bit values are only moved, loaded and stored here".into()),
+            Some(&(width, place)) => Ok((place, width)),
+            None => Err("a register has no place".into()),
+        }
     }
 
     /// A source operand of a type: its place, as wide as the register or the type is.
     fn source(&mut self, operand: &Operand, ty: Type) -> Decoded<Placed> {
-        let width = Width::of(ty).ok_or_else(|| format!("{ty} values are not held"))?;
+        let width = Width::of(ty).filter(|width| *width != Width::Double);
+        let width = width.ok_or_else(|| format!("{ty} values are not held"))?;
         let mask = if ty.bits() == 64 { u64::MAX } else { (1 << ty.bits()) - 1 };
         let value = match operand {
             Operand::Register(register) => return self.register(*register),
@@ -566,7 +594,7 @@ impl Decoder {
         match operand {
             Operand::Register(register) | Operand::RegisterPair(Some(register), _) => self.register(*register),
             Operand::Sink | Operand::RegisterPair(None, _) => {
-                let width = Width::of(ty).unwrap_or(Width::Narrow);
+                let width = Width::of(ty).filter(|width| *width != Width::Double).unwrap_or(Width::Narrow);
                 let next = if width == Width::Wide { &mut self.program.wide } else { &mut self.program.narrow };
                 *next += 1;
                 Ok((*next - 1, width))
@@ -583,20 +611,24 @@ impl Decoder {
         let mut op = Op { code: Code::Nop, d: 0, a: 0, b: 0, c: 0, aux: 0, guard };
         match instruction.opcode() {
             _ if engine::covers(instruction) => self.engine(instruction, &mut op)?,
+            _ if small::covers(instruction) => self.small(instruction, &mut op)?,
             Opcode::Bra => {
                 let label = instruction.target().ok_or("a branch without a target")?;
                 op.code = Code::Branch;
-                op.aux = self.label_positions[label.0 as usize] as u32;
+                op.aux = self.jump(label)?;
             }
-            Opcode::Ret | Opcode::Exit => op.code = Code::Exit,
+            Opcode::Call => self.call(instruction, &mut op)?,
+            Opcode::Ret => self.ret(&mut op),
+            Opcode::Exit => op.code = Code::Exit,
             Opcode::Trap => op.code = Code::Trap,
             Opcode::Nanosleep
             | Opcode::Prefetch
             | Opcode::Prefetchu
+            // What is discarded may be read as anything (PTX ISA, `discard`): here as what it was.
+            | Opcode::Discard
             | Opcode::Applypriority
             | Opcode::Pmevent
             | Opcode::Griddepcontrol => op.code = Code::Nop,
-            Opcode::Setmaxnreg => small::set_max_registers(instruction)?,
             Opcode::Createpolicy => self.cache_policy(instruction, &mut op)?,
             Opcode::Brx => self.branch_by_index(instruction, &mut op)?,
             Opcode::Match | Opcode::Redux | Opcode::Elect => self.warp_function(instruction, &mut op)?,
@@ -614,6 +646,15 @@ impl Decoder {
         }
         self.watch(instruction, &mut op);
         Ok(op)
+    }
+
+    /// The position of a label of the body that jumps to it.
+    fn jump(&self, label: ptx::Label) -> Decoded<u32> {
+        let position = self.label_positions[label.0 as usize];
+        if self.functions.at(position) != self.functions.at(self.position) {
+            return Err("it jumps from one function into another".into());
+        }
+        Ok(position as u32)
     }
 
     fn mov(&mut self, instruction: &Instruction, op: &mut Op) -> Decoded<()> {
@@ -858,7 +899,9 @@ impl Decoder {
                 (None, (self.variables[variable.0 as usize] as i64).wrapping_add(address.offset))
             }
             Base::Absolute => (None, address.offset),
-            Base::Parameter(_) => return Err("parameter memory is only loaded from by name".into()),
+            Base::Parameter(parameter) => {
+                (None, ((PARAM_WINDOW + self.param_offsets[parameter.0 as usize]) as i64).wrapping_add(address.offset))
+            }
         })
     }
 
@@ -870,7 +913,20 @@ impl Decoder {
             return Err("asynchronous stores have no code here".into());
         }
         let space = |names: &[Modifier]| names.iter().any(|&name| instruction.has(name));
-        if opcode == Opcode::Ld && space(&[Modifier::Param, Modifier::ParamEntry]) {
+        let in_params = space(&[Modifier::Param, Modifier::ParamEntry, Modifier::ParamFunc]);
+        // What is handed to functions and back lies in local memory.
+        let of_function = in_params
+            && operands.iter().any(
+                |operand| matches!(operand, Operand::Memory(address) if matches!(address.base, Base::Variable(_))),
+            );
+        let by_name = |operand: &Operand| matches!(operand, Operand::Memory(address) if matches!(address.base, Base::Parameter(_)));
+        let of_kernel = in_params && !of_function;
+        if of_kernel
+            && opcode == Opcode::Ld
+            && by_name(&operands[1])
+            && matches!(operands[0], Operand::Register(_))
+            && ty != Type::B128
+        {
             return self.load_parameter(instruction, op);
         }
         let (address, values) = match opcode {
@@ -879,25 +935,30 @@ impl Decoder {
             _ => (&operands[0], &operands[1..2]),
         };
         let shared = space(&[Modifier::Shared, Modifier::SharedCta]);
-        let local = instruction.has(Modifier::Local);
+        let local = instruction.has(Modifier::Local) || of_function;
         let constant = instruction.has(Modifier::Const);
         let cluster = instruction.has(Modifier::SharedCluster);
-        if instruction.has(Modifier::ParamFunc) {
-            return Err("this state space is not there yet".into());
-        }
         let (base, offset) = self.address(address)?;
+        // Addresses of parameters are generic ones.
+        let offset = if of_kernel { offset.wrapping_sub(PARAM_WINDOW as i64) } else { offset };
         let elements = match &values[0] {
             Operand::Vector(elements) => elements.as_slice(),
             single => std::slice::from_ref(single),
         };
-        if ty.bits() > 64 {
+        let whole = ty == Type::B128 && matches!(opcode, Opcode::Ld | Opcode::St);
+        if ty.bits() > 64 && !whole {
             return Err(format!("{ty} values are not held"));
         }
-        if ty.bytes() as usize * elements.len() > 32 {
+        // A value of 128 bits is two of 64.
+        let (bytes, count) = if whole { (8, 2) } else { (ty.bytes(), elements.len() as u32) };
+        if bytes * count > 32 {
             return Err("a lane accesses at most 32 bytes at once".into());
         }
         let mut registers = Vec::with_capacity(elements.len());
-        for element in elements {
+        if whole {
+            registers.extend(self.halves(&values[0], opcode == Opcode::Ld)?.map(|place| Some((place, true))));
+        }
+        for element in elements.iter().filter(|_| !whole) {
             registers.push(match element {
                 Operand::Sink => None,
                 element if opcode == Opcode::St || opcode == Opcode::Red => {
@@ -942,6 +1003,8 @@ impl Decoder {
             (Opcode::Atom | Opcode::Red, true, ..) => Code::AtomicShared,
             (Opcode::Ld, _, true, _) => Code::LoadLocal,
             (Opcode::St, _, true, _) => Code::StoreLocal,
+            (Opcode::Ld, ..) if of_kernel => Code::LoadParameter,
+            (..) if of_kernel => return Err("parameters of the kernel cannot be written".into()),
             (Opcode::Ld, _, _, true) => Code::LoadConstant,
             (Opcode::Ld, ..) => Code::LoadGlobal,
             (Opcode::St, ..) => Code::StoreGlobal,
@@ -952,12 +1015,12 @@ impl Decoder {
         self.program.memory.push(MemoryOp {
             base,
             offset,
-            bytes: ty.bytes(),
-            elements: elements.len() as u32,
+            bytes,
+            elements: count,
             registers,
             extend: if ty.is_signed() { Extend::Sign } else { Extend::Zero },
             generic,
-            merged: self.merged(ty.bytes() * elements.len() as u32),
+            merged: self.merged(bytes * count),
             atomic,
             source: None,
             take: None,

@@ -3,7 +3,8 @@
 //! Each agent (a warp, or a copy engine) notes which bytes of shared memory it reads and writes between two synchronisations
 //! (an *interval*). Barriers, mbarriers and fences order intervals; a clock per agent says which (vector clocks, as in
 //! FastTrack, Flanagan and Freund 2009, but per interval instead of per access). Two intervals that nothing orders must not
-//! touch a byte that either writes, unless both do so by atomics.
+//! touch a byte that either writes, unless both do so by atomics. Nor is it a race when the later of two writes stores what the
+//! earlier one stored: warps that hold copies of a value all write it, as compilers have them do, and any order leaves the same.
 //!
 //! Most intervals of real kernels only read, and then there is nothing to find. So reads are first noted as what was read
 //! (an instruction's address shape and where it began) and become bytes only when a concurrent interval writes.
@@ -58,6 +59,8 @@ impl Clock {
 pub(crate) enum Access {
     Read,
     Write,
+    /// A write of what is there already.
+    Repeat,
     /// An atomic, or an operation on an mbarrier.
     Atomic,
 }
@@ -72,8 +75,9 @@ pub(crate) struct Touches {
     /// One bit per byte, 64 to a word.
     reads: Vec<u64>,
     writes: Vec<u64>,
-    /// Atomics, by word: few.
+    /// Atomics and repeated writes, by word: few.
     atomics: HashMap<usize, u64>,
+    repeats: HashMap<usize, u64>,
     /// The words that may hold set bits, and those of them that may hold writes.
     low: usize,
     high: usize,
@@ -121,6 +125,8 @@ pub(crate) struct Logged {
     pub word: u32,
     pub bits: u64,
     access: Access,
+    /// [`Races::time`] of a write.
+    time: u32,
 }
 
 /// Accesses remembered per interval; a race found among later ones is reported without its second instruction.
@@ -158,6 +164,8 @@ pub(crate) struct Races {
     closed: Vec<Interval>,
     pool: Vec<Touches>,
     words: usize,
+    /// Counts instructions that write, and copies.
+    pub time: u32,
     /// The last epoch of each copy engine.
     engines: Vec<u32>,
     turn: usize,
@@ -172,6 +180,7 @@ impl Touches {
             self.writes[self.low..self.high].fill(0);
         }
         self.atomics.clear();
+        self.repeats.clear();
         (self.low, self.high) = (words, 0);
         (self.write_low, self.write_high) = (words, 0);
         self.log.clear();
@@ -180,16 +189,17 @@ impl Touches {
     }
 
     #[inline(always)]
-    fn note(&mut self, word: usize, bits: u64, access: Access, position: usize) {
+    fn note(&mut self, word: usize, bits: u64, access: Access, position: usize, time: u32) {
         let set = match access {
             Access::Read => &mut self.reads[word],
             Access::Write => &mut self.writes[word],
+            Access::Repeat => self.repeats.entry(word).or_default(),
             Access::Atomic => self.atomics.entry(word).or_default(),
         };
         let new = bits & !*set;
         if new != 0 {
             *set |= bits;
-            self.remember(word, new, access, position);
+            self.remember(Logged { position: position as u32, word: word as u32, bits: new, access, time });
         }
     }
 
@@ -200,7 +210,7 @@ impl Touches {
         for read in pending.drain(..) {
             let (position, words) = expand.expand(read);
             for &(word, bits) in words {
-                self.note((i64::from(read.first / 64) + word) as usize, bits, Access::Read, position);
+                self.note((i64::from(read.first / 64) + word) as usize, bits, Access::Read, position, 0);
             }
         }
         self.pending = pending;
@@ -229,14 +239,20 @@ impl Touches {
         if self.atomics.is_empty() { 0 } else { self.atomics.get(&word).copied().unwrap_or(0) }
     }
 
+    fn repeats(&self, word: usize) -> u64 {
+        if self.repeats.is_empty() { 0 } else { self.repeats.get(&word).copied().unwrap_or(0) }
+    }
+
+    /// What was written, by atomics too.
+    fn changes(&self, word: usize) -> u64 {
+        self.writes[word] | self.repeats(word) | self.atomics(word)
+    }
+
     /// Whether a word that this interval writes may be touched by another.
     fn may_meet(&self, other: &Self) -> bool {
         let reached = |word: usize| other.reach.get(word / 64).is_some_and(|bits| bits >> (word % 64) & 1 == 1);
-        let touched = |word: usize| {
-            reached(word) || other.reads[word] != 0 || other.writes[word] != 0 || other.atomics(word) != 0
-        };
-        (self.write_low..self.write_high)
-            .any(|word| (self.writes[word] != 0 || self.atomics(word) != 0) && touched(word))
+        let touched = |word: usize| reached(word) || other.reads[word] != 0 || other.changes(word) != 0;
+        (self.write_low..self.write_high).any(|word| self.changes(word) != 0 && touched(word))
     }
 
     fn writes_any(&self) -> bool {
@@ -247,15 +263,16 @@ impl Touches {
         self.low >= self.high && self.pending.is_empty()
     }
 
-    fn remember(&mut self, word: usize, bits: u64, access: Access, position: usize) {
+    fn remember(&mut self, entry: Logged) {
+        let word = entry.word as usize;
         self.low = self.low.min(word);
         self.high = self.high.max(word + 1);
-        if access != Access::Read {
+        if entry.access != Access::Read {
             self.write_low = self.write_low.min(word);
             self.write_high = self.write_high.max(word + 1);
         }
         if self.log.len() < LOGGED {
-            self.log.push(Logged { position: position as u32, word: word as u32, bits, access });
+            self.log.push(entry);
         }
     }
 
@@ -264,20 +281,43 @@ impl Touches {
         let range = self.low.max(other.low)..self.high.min(other.high);
         range.clone().find_map(|word| {
             let (mine, theirs) = (self.atomics(word), other.atomics(word));
-            let bits = self.writes[word] & (other.reads[word] | other.writes[word] | theirs)
-                | self.reads[word] & (other.writes[word] | theirs)
-                | mine & (other.reads[word] | other.writes[word]);
+            let (repeated, repeats) = (self.repeats(word), other.repeats(word));
+            let mut bits = self.writes[word] & (other.reads[word] | other.writes[word] | theirs)
+                | self.reads[word] & (other.writes[word] | repeats | theirs)
+                | mine & (other.reads[word] | other.writes[word] | repeats)
+                | repeated & (other.reads[word] | theirs);
+            if self.writes[word] & repeats != 0 {
+                bits |= self.undoes(other, word);
+            }
+            if repeated & other.writes[word] != 0 {
+                bits |= other.undoes(self, word);
+            }
             (bits != 0).then_some((word, bits))
         })
+    }
+
+    /// The bytes of a word that this interval changed after `other` had written what they held before.
+    fn undoes(&self, other: &Self, word: usize) -> u64 {
+        let of = |touches: &Self, access| {
+            let hits = move |entry: &&Logged| entry.word as usize == word && entry.access == access;
+            touches.log.iter().filter(hits).copied().collect::<Vec<_>>()
+        };
+        let repeats = of(other, Access::Repeat);
+        let undone = |write: Logged| {
+            let before = repeats.iter().filter(move |repeat| repeat.time < write.time);
+            before.fold(0, |bits, repeat| bits | repeat.bits & write.bits)
+        };
+        of(self, Access::Write).into_iter().fold(0, |bits, write| bits | undone(write))
     }
 
     /// The instruction that touched one of these bytes, in a way that conflicts with `other`.
     fn position_of(&self, word: usize, bits: u64, other: &Self) -> Option<usize> {
         let hit = |entry: &&Logged| {
             let against = match entry.access {
-                Access::Read => other.writes[word] | other.atomics(word),
+                Access::Read => other.changes(word),
                 Access::Write => u64::MAX,
-                Access::Atomic => other.writes[word] | other.reads[word],
+                Access::Repeat => other.changes(word) | other.reads[word],
+                Access::Atomic => other.writes[word] | other.repeats(word) | other.reads[word],
             };
             entry.word as usize == word && entry.bits & bits & against != 0
         };
@@ -311,15 +351,10 @@ impl Interval {
         self.own.pending.push(read);
     }
 
-    /// Notes bytes of one access, as bits of the 64-byte word they lie in.
+    /// Notes bytes of one access, as bits of the 64-byte word they lie in; of a write at this [`Races::time`].
     #[inline(always)]
-    pub(crate) fn note(&mut self, word: usize, bits: u64, write: bool, position: usize) {
-        self.own.note(word, bits, if write { Access::Write } else { Access::Read }, position);
-    }
-
-    /// Notes bytes of an atomic.
-    pub(crate) fn note_atomic(&mut self, word: usize, bits: u64, position: usize) {
-        self.own.note(word, bits, Access::Atomic, position);
+    pub(crate) fn note(&mut self, word: usize, bits: u64, access: Access, position: usize, time: u32) {
+        self.own.note(word, bits, access, position, time);
     }
 
     fn is_empty(&self) -> bool {
@@ -371,6 +406,7 @@ impl Races {
             self.words = words;
         }
         self.engines.clear();
+        self.time = 0;
         self.ended.clear();
         self.ended.resize(ctas * warps, false);
         self.away.extend((0..ctas).map(|_| Vec::new()));
@@ -419,8 +455,9 @@ impl Races {
             let touches = self.take();
             self.open[warp].guests.push((home, touches));
         }
+        self.time = self.time.wrapping_add(1);
         if let Some(touches) = self.open[warp].of(home) {
-            touches.note(word, bits, access, position);
+            touches.note(word, bits, access, position, self.time);
         }
     }
 
@@ -477,6 +514,7 @@ impl Races {
             self.turn
         });
         self.engines[engine] += 1;
+        self.time = self.time.wrapping_add(1);
         self.begin(first + engine, self.engines[engine], issue.clone(), self.rank)
     }
 
@@ -493,7 +531,7 @@ impl Races {
             interval.guests.push((home, self.take()));
         }
         if let Some(touches) = interval.of(home) {
-            touches.note(word, bits, access, position);
+            touches.note(word, bits, access, position, self.time);
         }
     }
 
@@ -618,13 +656,13 @@ mod tests {
     #[test]
     fn a_write_and_a_read_need_a_barrier() {
         let mut found = races(2);
-        found.open[0].note(1, 0xf0, true, 3);
+        found.open[0].note(1, 0xf0, Access::Write, 3, 0);
         found.open[1].note_read(read(5, 64), &Bytes);
         let race = Race { home: 0, address: 68, agents: (0, 1), positions: (Some(3), Some(5)) };
         assert_eq!(finish(found), Err(race));
 
         let mut ordered = races(2);
-        ordered.open[0].note(1, 0xf0, true, 3);
+        ordered.open[0].note(1, 0xf0, Access::Write, 3, 0);
         ordered.barrier(0b11, &Bytes).unwrap();
         ordered.open[1].note_read(read(5, 64), &Bytes);
         assert_eq!(finish(ordered), Ok(()));
@@ -633,21 +671,33 @@ mod tests {
     #[test]
     fn reads_atomics_and_other_bytes_do_not_race() {
         let mut races = races(2);
-        races.open[0].note(0, 1, false, 0);
-        races.open[1].note(0, 1, false, 0);
-        races.open[0].note(0, 2, true, 1);
-        races.open[1].note(0, 4, true, 1);
-        races.open[0].note_atomic(0, 8, 1);
-        races.open[1].note_atomic(0, 8, 1);
+        races.open[0].note(0, 1, Access::Read, 0, 0);
+        races.open[1].note(0, 1, Access::Read, 0, 0);
+        races.open[0].note(0, 2, Access::Write, 1, 0);
+        races.open[1].note(0, 4, Access::Write, 1, 0);
+        races.open[0].note(0, 8, Access::Atomic, 1, 0);
+        races.open[1].note(0, 8, Access::Atomic, 1, 0);
         assert_eq!(finish(races), Ok(()));
+    }
+
+    #[test]
+    fn a_repeated_write_races_with_reads_and_with_later_changes() {
+        for (other, time, races_found) in
+            [(Access::Write, 1, false), (Access::Repeat, 1, false), (Access::Write, 3, true), (Access::Read, 1, true)]
+        {
+            let mut races = races(2);
+            races.open[0].note(0, 8, other, 1, time);
+            races.open[1].note(0, 8, Access::Repeat, 2, 2);
+            assert_eq!(finish(races).is_err(), races_found, "{other:?} at {time}");
+        }
     }
 
     #[test]
     fn an_atomic_races_with_a_plain_access() {
         for write in [false, true] {
             let mut races = races(2);
-            races.open[0].note_atomic(0, 8, 1);
-            races.open[1].note(0, 8, write, 2);
+            races.open[0].note(0, 8, Access::Atomic, 1, 0);
+            races.open[1].note(0, 8, if write { Access::Write } else { Access::Read }, 2, 0);
             assert_eq!(finish(races).unwrap_err().positions, (Some(1), Some(2)));
         }
     }
@@ -655,9 +705,9 @@ mod tests {
     #[test]
     fn a_barrier_of_others_orders_nothing() {
         let mut races = races(3);
-        races.open[0].note(0, 1, true, 7);
+        races.open[0].note(0, 1, Access::Write, 7, 0);
         races.barrier(0b110, &Bytes).unwrap();
-        races.open[1].note(0, 1, false, 8);
+        races.open[1].note(0, 1, Access::Read, 8, 0);
         assert_eq!(finish(races).unwrap_err().agents, (0, 1));
     }
 
@@ -666,14 +716,14 @@ mod tests {
         for (late, races_found) in [(false, false), (true, true)] {
             let mut races = races(2);
             if !late {
-                races.open[0].note(0, 1, true, 1);
+                races.open[0].note(0, 1, Access::Write, 1, 0);
             }
             let clock = races.release(0, &Bytes).unwrap();
             if late {
-                races.open[0].note(0, 1, true, 1);
+                races.open[0].note(0, 1, Access::Write, 1, 0);
             }
             races.acquire(1, &clock, &Bytes).unwrap();
-            races.open[1].note(0, 1, false, 2);
+            races.open[1].note(0, 1, Access::Read, 2, 0);
             assert_eq!(finish(races).is_err(), races_found);
         }
     }
@@ -682,7 +732,7 @@ mod tests {
     fn a_copy_is_concurrent_with_its_issuer_until_it_is_waited_for() {
         for waits in [false, true] {
             let mut races = races(1);
-            races.open[0].note(0, 1, true, 1);
+            races.open[0].note(0, 1, Access::Write, 1, 0);
             let issue = races.release(0, &Bytes).unwrap();
             let mut copy = races.begin_copy(&issue);
             races.note_copy(&mut copy, 0, (0, 1), Access::Write, 2);
@@ -690,7 +740,7 @@ mod tests {
             if waits {
                 races.acquire(0, &done, &Bytes).unwrap();
             }
-            races.open[0].note(0, 1, false, 3);
+            races.open[0].note(0, 1, Access::Read, 3, 0);
             assert_eq!(finish(races).is_ok(), waits);
         }
     }
@@ -702,7 +752,7 @@ mod tests {
         races.note_at(0, 1, (0, 1), Access::Write, 1);
         races.end(0, &Bytes).unwrap();
         races.enter(1);
-        races.open[0].note(0, 1, false, 2);
+        races.open[0].note(0, 1, Access::Read, 2, 0);
         let race = races.end(0, &Bytes).unwrap_err();
         assert_eq!((race.home, race.agents), (1, (0, 1)));
         assert_eq!(races.accessed_after_end(), Some((0, Some(1))));

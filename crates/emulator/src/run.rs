@@ -48,7 +48,7 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
     kernel.validate()?;
     let refuse = |message: String| RunError::Launch(format!("launch of `{}`: {message}", kernel.name));
     let params = parameter_memory(launch).map_err(refuse)?;
-    let program = Program::new(kernel, params)?;
+    let program = Program::new(kernel, params, memory)?;
     let threads = launch.threads();
     let block = launch.block;
     if threads == 0 || threads > MAX_THREADS {
@@ -417,7 +417,7 @@ impl Job<'_> {
             LanemaskGe => !((1 << lane) - 1),
             DynamicSmemSize => self.launch.dynamic_shared,
             TotalSmemSize | AggrSmemSize => self.shared_bytes as u32,
-            // Time does not pass here.
+            // Read where they are (`SmallOp::Clock`).
             Clock | ClockHi | Clock64 | Globaltimer | GlobaltimerLo | GlobaltimerHi => 0,
             Gridid | CurrentGraphExec | IsExplicitCluster => 0,
             ReservedSmemOffsetBegin | ReservedSmemOffsetEnd | ReservedSmemOffsetCap => 0,

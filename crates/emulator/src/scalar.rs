@@ -71,7 +71,13 @@ pub(crate) fn order(ty: Type, ftz: bool) -> Option<Order> {
         Type::F32 if ftz => by!(|x: u64| lanes::flush(f32::from_bits(x as u32))),
         Type::F32 => by!(|x: u64| f32::from_bits(x as u32)),
         Type::F64 => by!(f64::from_bits),
+        Type::U16 | Type::B16 => by!(|x: u64| x as u16),
         Type::S16 => by!(|x: u64| x as i16),
+        Type::U32 | Type::B32 => by!(|x: u64| x as u32),
+        Type::S32 => by!(|x: u64| x as i32),
+        Type::U64 | Type::B64 => by!(|x: u64| x),
+        Type::S64 => by!(|x: u64| x as i64),
+        Type::F16 if ftz => by!(|x: u64| f16::from_bits(if x & 0x7c00 == 0 { x as u16 & 0x8000 } else { x as u16 })),
         Type::F16 => by!(|x: u64| f16::from_bits(x as u16)),
         Type::Bf16 => by!(|x: u64| bf16::from_bits(x as u16)),
         _ => None,
@@ -256,7 +262,7 @@ pub(crate) fn function(instruction: &Instruction) -> Result<Function, String> {
         return conversion(instruction);
     }
     if matches!(instruction.opcode(), Opcode::Max | Opcode::Min) && instruction.operands().len() > 3 {
-        return Err("three operands have no semantics here".into());
+        return Ok(of_three(instruction));
     }
     if let Some(function) = rounded(instruction, ty).or_else(|| rarer(instruction, ty)) {
         return Ok(function);
@@ -320,16 +326,22 @@ fn rounded(instruction: &Instruction, ty: Type) -> Option<Function> {
         Opcode::Fma | Opcode::Mad => round::FMA,
         Opcode::Div => round::DIV,
         Opcode::Sqrt => round::SQRT,
+        Opcode::Rcp if ty == Type::F64 => round::RCP,
         _ => return None,
     };
     let mode = round::mode(instruction.modifiers());
     let (ftz, sat) = (instruction.has(Modifier::Ftz), instruction.has(Modifier::Sat));
     let one_type = instruction.types().count() == 1;
-    match ty {
-        Type::F32x2 => round::operation(operation, mode, ftz, sat, true),
-        Type::F32 if one_type && (mode != round::NEAREST || sat) => round::operation(operation, mode, ftz, sat, false),
-        _ => None,
-    }
+    let operands = match ty {
+        Type::F32x2 => round::Operands::Pair,
+        Type::F32 if one_type && (mode != round::NEAREST || sat) => round::Operands::Single,
+        // 9.7.5: the terms of the product, or the first of a sum, are halves.
+        Type::F32 if instruction.types().nth(1) == Some(Type::F16) => round::Operands::Half,
+        Type::F32 if instruction.types().nth(1) == Some(Type::Bf16) => round::Operands::Brain,
+        Type::F64 if mode != round::NEAREST => return round::double_operation(operation, mode),
+        _ => return None,
+    };
+    round::operation(operation, mode, ftz, sat, operands)
 }
 
 /// Integer dot products, masks, sums of differences, and functions of halves.
@@ -520,18 +532,90 @@ fn shf(instruction: &Instruction) -> Option<Function> {
 
 /// 9.7.9.7: bytes picked from the eight of `b` and `a`.
 fn prmt(instruction: &Instruction) -> Option<Function> {
-    let modes = [Modifier::F4e, Modifier::B4e, Modifier::Rc8, Modifier::Ecl, Modifier::Ecr, Modifier::Rc16];
-    if modes.iter().any(|&mode| instruction.has(mode)) {
-        return None;
+    /// Which byte stands at a place, by the two lower bits of the selector.
+    macro_rules! mode {
+        ($byte:expr) => {
+            |a, b, selector, _| {
+                let byte: fn(u64, u64) -> u64 = $byte;
+                let bytes = b << 32 | a;
+                (0..4).fold(0, |out, place| out | (bytes >> (8 * (byte(place, selector & 3) & 7)) & 255) << (8 * place))
+            }
+        };
     }
-    Some(|a, b, selector, _| {
-        let bytes = b << 32 | a;
-        (0..4).fold(0, |out, place| {
-            let pick = selector >> (4 * place) & 15;
-            let byte = bytes >> (8 * (pick & 7)) & 255;
-            let byte = if pick & 8 == 0 { byte } else { 255 * (byte >> 7) };
-            out | byte << (8 * place)
-        })
+    Some(match instruction.modifiers().last()? {
+        Modifier::F4e => mode!(|place, from| from + place),
+        Modifier::B4e => mode!(|place, from| from.wrapping_sub(place)),
+        Modifier::Rc8 => mode!(|_, from| from),
+        Modifier::Ecl => mode!(u64::max),
+        Modifier::Ecr => mode!(u64::min),
+        Modifier::Rc16 => mode!(|place, from| 2 * (from & 1) + (place & 1)),
+        _ => |a, b, selector, _| {
+            let bytes = b << 32 | a;
+            (0..4).fold(0, |out, place| {
+                let pick = selector >> (4 * place) & 15;
+                let byte = bytes >> (8 * (pick & 7)) & 255;
+                let byte = if pick & 8 == 0 { byte } else { 255 * (byte >> 7) };
+                out | byte << (8 * place)
+            })
+        },
+    })
+}
+
+/// The largest or smallest of three singles (9.7.3, `min`, `max`).
+fn of_three(instruction: &Instruction) -> Function {
+    fn extreme<const MAX: bool, const NAN: bool, const ABS: bool, const FTZ: bool>(a: u64, b: u64, c: u64) -> u64 {
+        let values = [a, b, c].map(|x| {
+            let x = if FTZ { lanes::flush(f32s(x)) } else { f32s(x) };
+            if ABS { x.abs() } else { x }
+        });
+        if NAN && values.iter().any(|x| x.is_nan()) {
+            return 0x7fff_ffff;
+        }
+        let of_two = if MAX { lanes::max } else { lanes::min };
+        bits(of_two(of_two(values[0], values[1]), values[2]))
+    }
+    macro_rules! make {
+        ($max:literal $nan:literal $abs:literal) => {
+            if instruction.has(Modifier::Ftz) {
+                |a, b, c, _| extreme::<$max, $nan, $abs, true>(a, b, c)
+            } else {
+                |a, b, c, _| extreme::<$max, $nan, $abs, false>(a, b, c)
+            }
+        };
+    }
+    let is = |modifier| instruction.has(modifier);
+    match (instruction.opcode() == Opcode::Max, is(Modifier::NanMode), is(Modifier::Abs)) {
+        (false, false, false) => make!(false false false),
+        (false, false, true) => make!(false false true),
+        (false, true, false) => make!(false true false),
+        (false, true, true) => make!(false true true),
+        (true, false, false) => make!(true false false),
+        (true, false, true) => make!(true false true),
+        (true, true, false) => make!(true true false),
+        (true, true, true) => make!(true true true),
+    }
+}
+
+/// `cvt.pack` (9.7.9.23): two integers, saturated, below what `c` has: the first above the second.
+fn pack(to: Type) -> Option<Function> {
+    macro_rules! make {
+        ($bits:literal, $low:literal, $high:literal) => {
+            |a, b, c, _| {
+                let part = |x: u64| (i64::from(x as u32 as i32).clamp($low, $high) as u64) & ((1 << $bits) - 1);
+                (c << (2 * $bits) | part(a) << $bits | part(b)) & 0xffff_ffff
+            }
+        };
+    }
+    Some(match to {
+        Type::U16 => make!(16, 0, 0xffff),
+        Type::S16 => make!(16, -0x8000, 0x7fff),
+        Type::U8 => make!(8, 0, 0xff),
+        Type::S8 => make!(8, -0x80, 0x7f),
+        Type::U4 => make!(4, 0, 15),
+        Type::S4 => make!(4, -8, 7),
+        Type::U2 => make!(2, 0, 3),
+        Type::S2 => make!(2, -2, 1),
+        _ => return None,
     })
 }
 
@@ -738,7 +822,8 @@ fn conversion(instruction: &Instruction) -> Result<Function, String> {
     let (relu, finite, to_zero) = (has(Modifier::Relu), has(Modifier::Satfinite), has(Modifier::Rz));
     let wide_half = matches!(to, Type::F16x2 | Type::Bf16x2);
     match (to, from) {
-        _ if has(Modifier::Rs) || has(Modifier::Pack) => {}
+        _ if has(Modifier::Pack) => return pack(to).ok_or_else(|| "not to this type".into()),
+        _ if has(Modifier::Rs) => {}
         (Type::E4m3x2 | Type::E5m2x2, _) => {
             return round::to_bytes(to == Type::E5m2x2, relu, from).ok_or_else(|| "not from this type".into());
         }
@@ -765,7 +850,7 @@ fn conversion(instruction: &Instruction) -> Result<Function, String> {
         }
         _ => {}
     }
-    if has(Modifier::Sat) || relu || finite || has(Modifier::Rs) || has(Modifier::Pack) {
+    if has(Modifier::Sat) || relu || finite || has(Modifier::Rs) {
         return Err("this conversion's saturation has no semantics here".into());
     }
     macro_rules! from_integer {

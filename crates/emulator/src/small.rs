@@ -1,12 +1,14 @@
-//! Carries, and what the lanes of a warp find out about each other's values.
+//! Carries, comparisons that are not of vector code, and what the lanes of a warp find out about each other's values.
 
 use ptx::{Instruction, Modifier, Opcode, Type};
 
-use crate::cta::Worker;
+use crate::cta::{Fail, Worker};
+use crate::fault::FaultKind;
 use crate::interpret::File;
 use crate::lanes::{ALL, WARP};
 use crate::pattern::lanes_of;
-use crate::program::Op;
+use crate::program::{Op, PredicateRef};
+use crate::scalar::{Compare, Order};
 use crate::warp::Warp;
 
 /// Integer arithmetic that reads or writes the carry flag (PTX ISA 9.7.2). The flag is a predicate of its own.
@@ -70,6 +72,149 @@ pub(crate) fn carry(worker: &Worker<'_>, warp: &mut Warp, op: &Op, mask: u32) {
     file.set(info.destination, out, mask);
     if info.writes {
         file.set_predicate(info.flag, flags, mask);
+    }
+}
+
+/// What one instruction does that needs more than its [`Op`] holds, and no speed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SmallOp {
+    /// `set` (PTX ISA, `set`): `yes` where the comparison holds, else 0; of a pair, in each half.
+    Set { compare: Compare, order: Order, pair: bool, yes: u64, sources: [(u32, bool); 2], destination: (u32, bool) },
+    /// `setp` of pairs of halves (PTX ISA, half-precision `setp`): a predicate for the lower halves, and one for the upper.
+    ComparePair { compare: Compare, order: Order, combine: Option<(Modifier, PredicateRef)>, predicates: [u32; 2] },
+    /// `lop3` that also says whether the result is not zero.
+    Logic { table: u8, combine: (Modifier, PredicateRef), predicate: u32 },
+    /// A clock register: warp instructions that the cluster has executed, shifted down by so many bits.
+    Clock { shift: u32, destination: (u32, bool) },
+    /// Both halves of a 128-bit value, each a wide register: from, to.
+    Move128 { from: [u32; 2], to: [u32; 2] },
+    /// `setmaxnreg`: the registers a thread may have from now on.
+    MaxRegisters { count: u32 },
+}
+
+/// Executes a [`SmallOp`]. `now` is what clocks show.
+#[inline(never)]
+pub(crate) fn execute(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u32, now: u64) -> Result<(), Fail> {
+    let holds = |compare: Compare, order: Order, a: u64, b: u64| {
+        let (less, equal, greater) = order(a, b);
+        compare.mask(less.into(), equal.into(), greater.into()) & 1 == 1
+    };
+    let combined = |file: &File<'_>, value: u32, combine: Option<(Modifier, PredicateRef)>| match combine {
+        Some((Modifier::And, with)) => value & file.predicate(with),
+        Some((Modifier::Or, with)) => value | file.predicate(with),
+        Some((_, with)) => value ^ file.predicate(with),
+        None => value,
+    };
+    let mut file = File::of(warp);
+    match worker.program.small[op.aux as usize] {
+        SmallOp::Set { compare, order, pair, yes, sources, destination } => {
+            let [a, b] = sources.map(|source| file.full(source));
+            let out = std::array::from_fn(|lane| {
+                let half = |shift: u32| {
+                    let part = |x: u64| if pair { x >> shift & 0xffff } else { x };
+                    if holds(compare, order, part(a[lane]), part(b[lane])) { yes << shift } else { 0 }
+                };
+                if pair { half(0) | half(16) } else { half(0) }
+            });
+            file.set(destination, out, mask);
+        }
+        SmallOp::ComparePair { compare, order, combine, predicates } => {
+            let (a, b) = (file.narrow(op.a), file.narrow(op.b));
+            for (place, shift) in predicates.into_iter().zip([0, 16]) {
+                let half = |x: u32| u64::from(x >> shift & 0xffff);
+                let value = (0..WARP)
+                    .filter(|&lane| holds(compare, order, half(a[lane]), half(b[lane])))
+                    .fold(0, |value, lane| value | 1 << lane);
+                let value = combined(&file, value, combine);
+                file.set_predicate(place, value, mask);
+            }
+        }
+        SmallOp::Logic { table, combine, predicate } => {
+            let sources = [file.narrow(op.a), file.narrow(op.b), file.narrow(op.c)];
+            let out: [u32; WARP] = std::array::from_fn(|lane| {
+                let row = |row: u32| {
+                    let pick = |place: usize| {
+                        let value = sources[place][lane];
+                        if row >> (2 - place) & 1 == 1 { value } else { !value }
+                    };
+                    pick(0) & pick(1) & pick(2)
+                };
+                (0..8).filter(|bit| table >> bit & 1 == 1).fold(0, |out, bit| out | row(bit))
+            });
+            let value = (0..WARP).filter(|&lane| out[lane] != 0).fold(0, |value, lane| value | 1 << lane);
+            let value = combined(&file, value, Some(combine));
+            file.set_narrow(op.d, out, mask);
+            file.set_predicate(predicate, value, mask);
+        }
+        SmallOp::Clock { shift, destination } => file.set(destination, [now >> shift; WARP], mask),
+        SmallOp::Move128 { from, to } => {
+            let values = from.map(|place| file.wide(place));
+            for (place, values) in to.into_iter().zip(values) {
+                file.set_wide(place, values, mask);
+            }
+        }
+        SmallOp::MaxRegisters { count } => return max_registers(worker, warp, count, mask),
+    }
+    Ok(())
+}
+
+/// Warps of a warpgroup.
+const GROUP: usize = 4;
+
+/// What the warps of a warpgroup have asked for by `setmaxnreg` until all of them have.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RegisterRequest {
+    count: u32,
+    /// The warps, by their place in the group.
+    warps: u32,
+    position: usize,
+}
+
+/// PTX ISA, `setmaxnreg`: all threads of a warpgroup execute the same one, and synchronise before the next.
+fn max_registers(worker: &mut Worker<'_>, warp: &Warp, count: u32, mask: u32) -> Result<(), Fail> {
+    if mask == 0 {
+        return Ok(());
+    }
+    if mask != warp.live {
+        let kind = FaultKind::Divergent { active: mask, expected: warp.live };
+        return Err(Box::new((kind, warp.pc, warp.index, mask.trailing_zeros())));
+    }
+    let (group, place) = (warp.index / GROUP, 1 << (warp.index % GROUP));
+    let warps = worker.job.warps().saturating_sub(group * GROUP).min(GROUP);
+    if worker.register_requests.len() <= group {
+        worker.register_requests.resize(group + 1, RegisterRequest::default());
+    }
+    let request = &mut worker.register_requests[group];
+    if request.warps != 0 && (request.count != count || request.warps & place != 0) {
+        let position = request.position;
+        return Err(worker.register_failure(group, position, (warp.pc, warp.index)));
+    }
+    *request = RegisterRequest { count, warps: request.warps | place, position: warp.pc };
+    if request.warps.count_ones() as usize == warps {
+        *request = RegisterRequest::default();
+    }
+    Ok(())
+}
+
+impl Worker<'_> {
+    /// The fault of a warpgroup whose warps do not all execute the same `setmaxnreg`, one of which is at `position`.
+    #[cold]
+    fn register_failure(&self, group: usize, position: usize, (pc, warp): (usize, usize)) -> Fail {
+        let others =
+            format!("not all executed {}: one executed another, or its next, or ended", self.job.instruction(position));
+        let (first, last) = ((group * GROUP) as u32, (group * GROUP + GROUP - 1) as u32);
+        Box::new((FaultKind::Warpgroup { first, last, others }, pc, warp, 0))
+    }
+
+    /// Whether each `setmaxnreg` of a CTA that ends was executed by all warps of the warpgroup.
+    pub(crate) fn end_register_requests(&mut self) -> Result<(), Fail> {
+        let open = self.register_requests.iter().enumerate().find(|(_, request)| request.warps != 0);
+        let failure = open.map(|(group, request)| {
+            let warp = group * GROUP + request.warps.trailing_zeros() as usize;
+            self.register_failure(group, request.position, (request.position, warp))
+        });
+        self.register_requests.clear();
+        failure.map_or(Ok(()), Err)
     }
 }
 

@@ -1,9 +1,12 @@
 //! A warp's state: registers, and which lanes stand where.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::copy::BulkGroups;
 use crate::lanes::{ALL, Lanes, WARP, Wide};
+use crate::program::Program;
 use crate::race::Clock;
 use crate::tensor::WgmmaState;
 
@@ -42,15 +45,19 @@ pub(crate) enum Wait {
 pub(crate) struct PendingCopy {
     pub to: usize,
     pub bytes: Vec<u8>,
+    pub lane: u8,
     pub position: usize,
 }
 
 /// A warp: registers of every lane and where the lanes stand.
 ///
-/// Diverged lanes form groups; the group at the lowest position runs, so that groups meet again where control flow joins.
+/// Diverged lanes form groups; of those in the function most calls deep the one at the lowest position runs, so that groups meet
+/// again where control flow joins.
 #[derive(Debug)]
 pub(crate) struct Warp {
     pub index: usize,
+    /// As [`Program::depths`].
+    depths: Arc<[(usize, u32)]>,
     pub narrow: Vec<Lanes>,
     pub wide: Vec<Wide>,
     pub predicates: Vec<u32>,
@@ -85,12 +92,13 @@ pub(crate) struct Warp {
 const TURNS: u32 = 1 << 12;
 
 impl Warp {
-    pub(crate) fn new(index: usize, narrow: u32, wide: u32, predicates: u32) -> Self {
+    pub(crate) fn new(index: usize, program: &Program) -> Self {
         Self {
             index,
-            narrow: vec![Lanes::ZERO; narrow as usize],
-            wide: vec![Wide([0; WARP]); wide as usize],
-            predicates: vec![0; predicates as usize],
+            depths: Arc::clone(&program.depths),
+            narrow: vec![Lanes::ZERO; program.narrow as usize],
+            wide: vec![Wide([0; WARP]); program.wide as usize],
+            predicates: vec![0; program.predicates as usize],
             pc: 0,
             active: ALL,
             live: ALL,
@@ -204,17 +212,25 @@ impl Warp {
     fn choose(&mut self) -> bool {
         let ready = self.groups.iter().enumerate().filter(|(_, group)| !group.parked);
         let chosen = if self.turns > TURNS {
-            // The lowest position had its turns: the highest goes on until its next jump.
-            self.turns = 0;
-            ready.max_by_key(|(_, group)| group.pc)
+            // The first had its turns: the last goes on until its next jump.
+            ready.max_by_key(|(_, group)| self.turn(group.pc))
         } else {
-            ready.min_by_key(|(_, group)| group.pc)
+            ready.min_by_key(|(_, group)| self.turn(group.pc))
         };
         let Some((index, group)) = chosen.map(|(index, group)| (index, *group)) else { return false };
+        if self.turns > TURNS {
+            self.turns = 0;
+        }
         self.groups.swap_remove(index);
         (self.pc, self.active) = (group.pc, group.mask);
         self.look_ahead();
         true
+    }
+
+    /// Groups run in the order of this: those in functions before those that wait for them to come back.
+    fn turn(&self, pc: usize) -> (Reverse<u32>, usize) {
+        let behind = self.depths.partition_point(|&(start, _)| start <= pc);
+        (Reverse(behind.checked_sub(1).map_or(0, |index| self.depths[index].1)), pc)
     }
 
     fn look_ahead(&mut self) {

@@ -178,8 +178,8 @@ impl Element {
             Self::Bf16 => out.extend(bf16::from_f64(value.to_f64()).to_le_bytes()),
             Self::E4m3 => out.push(F8E4M3::from_f64(value.to_f64()).to_bits()),
             // The conversion would make infinity the largest finite number.
-            Self::E5m2 if value.to_f64() == f64::INFINITY => out.push(F8E5M2::INFINITY.to_bits()),
-            Self::E5m2 if value.to_f64() == f64::NEG_INFINITY => out.push(F8E5M2::NEG_INFINITY.to_bits()),
+            Self::E5m2 if value.to_f64() == f64::INFINITY => out.push(0x7c),
+            Self::E5m2 if value.to_f64() == f64::NEG_INFINITY => out.push(0xfc),
             Self::E5m2 => out.push(F8E5M2::from_f64(value.to_f64()).to_bits()),
             _ => {
                 let integer = match value {

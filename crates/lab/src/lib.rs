@@ -11,6 +11,7 @@ pub mod execute;
 pub mod facts;
 pub mod figures;
 pub mod findings;
+pub mod mutate;
 pub mod probe;
 pub mod ptxas;
 pub mod record;

@@ -61,7 +61,7 @@ fn evidence(kernel: Kernel, ctas: u32, shared: u32, registers: u32, gpu: &str) -
     let registers = Registers { count: registers, source: RegisterSource::Ptxas, spilled_bytes: 0 };
     let launch = LaunchEvidence::of(kernel.clone(), report, 32, shared, registers, gpu).unwrap();
     let problem: Problem = "1x1x64x32".parse().unwrap();
-    Evidence { stratum: "v2".into(), problem, gpu, launches: vec![launch] }
+    Evidence { stratum: "v2".into(), problem: Some(problem), gpu, launches: vec![launch] }
 }
 
 fn found<'a>(findings: &'a [Finding], id: &str) -> Option<&'a Finding> {

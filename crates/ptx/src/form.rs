@@ -638,7 +638,7 @@ forms! {
         "rn|rz relu? satfinite tf32 f32" => "d a2" sm 100 ptx 8 . 6;
         "f32 bf16" => "d a2" sm 80 ptx 7 . 1;
         "bf16 f16" => "d a2" sm 90 ptx 7 . 8;
-        "rn relu? bf16x2 e4m3x2|e5m2x2" => "d a2" sm 100 on "sm_100a sm_103a" ptx 9 . 1;
+        "rn relu? bf16x2 e4m3x2|e5m2x2" => "d a2" sm 100 on "sm_100a sm_103a" ptx 9 . 2;
         "rn satfinite relu? e4m3x2|e5m2x2 bf16x2" => "d a2" sm 100 on "sm_100a sm_103a" ptx 9 . 1;
         "f64 bf16" => "d a2" sm 90 ptx 7 . 8;
         "$irnd $int bf16" => "d a2" sm 90 ptx 7 . 8;

@@ -1184,7 +1184,7 @@ impl<'t> Parser<'t> {
                         named[variable] = true;
                     }
                     if self.tokens[index + 1].kind == TokenKind::Symbol(b':')
-                        && !self.tokens.get(index + 2).is_some_and(|token| self.str(*token) == ".branchtargets")
+                        && self.tokens.get(index + 2).is_none_or(|token| self.str(*token) != ".branchtargets")
                     {
                         let label = Label(entry.kernel.labels.len() as u32);
                         let scope = open.last().copied().unwrap_or_default();
@@ -1203,12 +1203,10 @@ impl<'t> Parser<'t> {
             let id = entry.module_variables.get(&index).copied().unwrap_or(next);
             let name = self.variable_names.get_key_value(variable.name.as_str()).map(|(name, _)| *name);
             // A parameter of the same name hides it.
-            if name.is_some_and(|name| entry.names.declare(name, Named::Variable(id))) {
-                if id == next {
-                    entry.module_variables.insert(index, id);
-                    let name = entry.names.unique.name(&variable.name, None);
-                    entry.kernel.variables.push(VariableDecl { name, ..variable.clone() });
-                }
+            if name.is_some_and(|name| entry.names.declare(name, Named::Variable(id))) && id == next {
+                entry.module_variables.insert(index, id);
+                let name = entry.names.unique.name(&variable.name, None);
+                entry.kernel.variables.push(VariableDecl { name, ..variable.clone() });
             }
         }
         Ok(())

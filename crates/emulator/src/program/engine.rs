@@ -198,7 +198,7 @@ pub(super) fn reads_by_proxy(instruction: &Instruction) -> bool {
     }
 }
 
-impl Decoder {
+impl Decoder<'_> {
     pub(super) fn engine(&mut self, instruction: &Instruction, op: &mut Op) -> Decoded<()> {
         let Some(engine) = self.engine_op(instruction)? else { return Ok(()) };
         op.code = Code::Engine;

@@ -6,16 +6,25 @@ use ptx::{Instruction, Kernel, Modifier, Opcode, Operand, Register, Type};
 
 use super::{Code, Decoded, Decoder, Extend, MemoryOp, Op, UNGUARDED};
 use crate::allocate::Width;
-use crate::tensor::{Accumulator, Element, Major, MatrixA, Shape, TensorOp, Watch, WgmmaOp};
+use crate::tensor::{Accumulator, DoubleProduct, Element, Major, MatrixA, Shape, TensorOp, Watch, WgmmaOp};
 
 /// Marks a guard that stands for an entry of [`Program::watched`](super::Program::watched): the instruction touches registers
 /// that some `wgmma` works on. No predicate's number has this bit.
 pub(crate) const WATCHED: u32 = 1 << 31;
 
-/// The numbers of the registers that some `wgmma` works on: accumulators and fragments of A.
+/// The numbers of the registers that some `wgmma` works on, accumulators and fragments of A, and of the parts of accumulators that
+/// are taken apart.
 #[derive(Default)]
 pub(super) struct Watched {
     numbers: HashMap<Register, u32>,
+}
+
+/// The register that a `mov` takes apart, and its parts.
+fn taken_apart(instruction: &Instruction) -> Option<(Register, &[Operand])> {
+    match (instruction.opcode(), instruction.operands()) {
+        (Opcode::Mov, [Operand::Vector(parts), Operand::Register(whole)]) => Some((*whole, parts)),
+        _ => None,
+    }
 }
 
 impl Watched {
@@ -31,6 +40,15 @@ impl Watched {
                     names.len() as u32 - 1
                 });
             }
+        }
+        let apart = kernel.instructions().filter_map(taken_apart);
+        let parts: Vec<_> =
+            apart.filter(|(whole, _)| numbers.contains_key(whole)).flat_map(|(_, parts)| parts).collect();
+        for part in parts.into_iter().filter_map(register) {
+            numbers.entry(part).or_insert_with(|| {
+                names.push(kernel.register_name(part).unwrap_or_default());
+                names.len() as u32 - 1
+            });
         }
         (Self { numbers }, names)
     }
@@ -64,7 +82,7 @@ fn shape_of(instruction: &Instruction) -> Decoded<(usize, usize, usize)> {
     shape.ok_or_else(|| "it has no shape".into())
 }
 
-impl Decoder {
+impl Decoder<'_> {
     fn push_tensor(&mut self, op: &mut Op, tensor: TensorOp) {
         op.code = Code::Tensor;
         op.aux = self.program.tensor.len() as u32;
@@ -96,20 +114,46 @@ impl Decoder {
 
     /// The narrow places of the registers of an operand.
     fn narrow_places(&mut self, operand: &Operand, written: bool) -> Decoded<Vec<u32>> {
+        self.places(operand, written, (Type::B32, Width::Narrow))
+    }
+
+    /// The places of the registers of an operand, which all have this type and width.
+    fn places(&mut self, operand: &Operand, written: bool, (ty, wanted): (Type, Width)) -> Decoded<Vec<u32>> {
         let places = elements(operand).iter().map(|element| {
-            let (place, width) =
-                if written { self.destination(element, Type::B32)? } else { self.source(element, Type::B32)? };
-            if width == Width::Narrow { Ok(place) } else { Err("a register is not 32 bits wide".into()) }
+            let (place, width) = if written { self.destination(element, ty)? } else { self.source(element, ty)? };
+            if width == wanted { Ok(place) } else { Err(format!("a register is not {} bits wide", 8 * ty.bytes())) }
         });
         places.collect()
     }
 
+    fn double_mma(&mut self, instruction: &Instruction) -> Decoded<TensorOp> {
+        let (m, n, k) = shape_of(instruction)?;
+        if !matches!((m, n, k), (8, 8, 4) | (16, 8, 4 | 8 | 16)) {
+            return Err(format!("the shape .m{m}n{n}k{k} is not one of .f64"));
+        }
+        if [Modifier::Rz, Modifier::Rm, Modifier::Rp].into_iter().any(|rounding| instruction.has(rounding)) {
+            return Err("products of .f64 are rounded to nearest here".into());
+        }
+        let [d, a, b, c] = instruction.operands() else { return Err("mma has four operands".into()) };
+        let wide = (Type::B64, Width::Wide);
+        let (a, b, c) = (self.places(a, false, wide)?, self.places(b, false, wide)?, self.places(c, false, wide)?);
+        let product = DoubleProduct { m, k, a, b, c, d: self.places(d, true, wide)? };
+        let found = [product.a.len(), product.b.len(), product.c.len(), product.d.len()];
+        if found != product.registers() {
+            return Err(format!("the matrices take {:?} registers", product.registers()));
+        }
+        Ok(TensorOp::Double(product))
+    }
+
     fn mma(&mut self, instruction: &Instruction) -> Decoded<TensorOp> {
         let (m, n, k) = shape_of(instruction)?;
-        if (m, n, k) == (8, 8, 4) {
-            return Err("the .m8n8k4 shapes of sm_70 and of f64 are not there yet".into());
-        }
         let types: Vec<Type> = instruction.types().collect();
+        if types.iter().all(|ty| *ty == Type::F64) {
+            return self.double_mma(instruction);
+        }
+        if (m, n, k) == (8, 8, 4) {
+            return Err("the .m8n8k4 shape of sm_70 is not there yet".into());
+        }
         let [d, a, b, c] = types[..] else { return Err("mma names four types".into()) };
         let element = |ty| Element::of(ty).ok_or_else(|| format!("{ty} matrices are not there yet"));
         let accumulator = |ty| Accumulator::of(ty).ok_or_else(|| format!("{ty} accumulators are not there yet"));
@@ -263,6 +307,7 @@ impl Decoder {
         }
         let guard = (op.guard != UNGUARDED).then_some(op.guard);
         op.guard = WATCHED | self.program.watched.len() as u32;
-        self.program.watched.push(Watch { guard, touches });
+        let parts_of = taken_apart(instruction).and_then(|(whole, _)| self.watched.numbers.get(&whole).copied());
+        self.program.watched.push(Watch { guard, touches, parts_of });
     }
 }

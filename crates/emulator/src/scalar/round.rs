@@ -56,6 +56,8 @@ pub(super) const MUL: u8 = 2;
 pub(super) const FMA: u8 = 3;
 pub(super) const DIV: u8 = 4;
 pub(super) const SQRT: u8 = 5;
+/// Of doubles only.
+pub(super) const RCP: u8 = 6;
 
 /// An operation on singles in any rounding, with `.ftz` and `.sat` (9.7.3): a product of singles is exact as a double, and what a
 /// sum or quotient lacks is known exactly.
@@ -155,9 +157,182 @@ macro_rules! two {
     };
 }
 
-/// An operation on singles, or on pairs of them (`.f32x2`).
-pub(super) fn operation(op: u8, mode: u8, ftz: bool, sat: bool, pair: bool) -> Option<Function> {
-    Some(if pair { choose!(op, mode, ftz, sat, two) } else { choose!(op, mode, ftz, sat, one) })
+macro_rules! half {
+    ($o:ident, $m:ident, $f:literal, $s:literal) => {
+        |a, b, c, _| {
+            bits(operate::<$o, $m, $f, $s>(super::h(a), if $o == FMA { super::h(b) } else { f32s(b) }, f32s(c)))
+        }
+    };
+}
+
+macro_rules! brain {
+    ($o:ident, $m:ident, $f:literal, $s:literal) => {
+        |a, b, c, _| {
+            bits(operate::<$o, $m, $f, $s>(super::b(a), if $o == FMA { super::b(b) } else { f32s(b) }, f32s(c)))
+        }
+    };
+}
+
+/// What an operation on singles takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operands {
+    Single,
+    /// Two at once (`.f32x2`).
+    Pair,
+    /// Halves, but for the term that is added (`.f32.f16`).
+    Half,
+    /// The same (`.f32.bf16`).
+    Brain,
+}
+
+/// An operation on singles.
+pub(super) fn operation(op: u8, mode: u8, ftz: bool, sat: bool, operands: Operands) -> Option<Function> {
+    Some(match operands {
+        Operands::Single => choose!(op, mode, ftz, sat, one),
+        Operands::Pair => choose!(op, mode, ftz, sat, two),
+        Operands::Half => choose!(op, mode, ftz, sat, half),
+        Operands::Brain => choose!(op, mode, ftz, sat, brain),
+    })
+}
+
+/// `x` times 2 to the power `by`.
+fn scaled(mut x: f64, mut by: i32) -> f64 {
+    while by != 0 && x != 0.0 && x.is_finite() {
+        let step = by.clamp(-1000, 1000);
+        x *= 2f64.powi(step);
+        by -= step;
+    }
+    x
+}
+
+/// The power of two at or below a number other than zero.
+fn exponent(x: f64) -> i32 {
+    let stored = (x.to_bits() >> 52 & 0x7ff) as i32;
+    if stored == 0 { exponent(x * 2f64.powi(64)) - 64 } else { stored - 1023 }
+}
+
+/// A number of the same sign as the sum of these; exact (Shewchuk 1997, "grow-expansion").
+fn sign_of_sum(terms: &[f64]) -> f64 {
+    let mut expansion: Vec<f64> = Vec::with_capacity(terms.len());
+    for &term in terms {
+        let mut carried = term;
+        for slot in &mut expansion {
+            let (sum, rest) = two_sum(carried, *slot);
+            (carried, *slot) = (sum, rest);
+        }
+        expansion.push(carried);
+    }
+    expansion.into_iter().rev().find(|&part| part != 0.0).unwrap_or(0.0)
+}
+
+/// A product as two doubles whose sum it is, of factors whose exponents are near zero.
+fn two_product(a: f64, b: f64) -> (f64, f64) {
+    let product = a * b;
+    (product, a.mul_add(b, -product))
+}
+
+/// A number of the same sign as what `nearest` lacks of the exact result. Everything is scaled to exponents near zero first.
+fn lacking<const OP: u8>(a: f64, b: f64, c: f64, nearest: f64) -> f64 {
+    match OP {
+        ADD => sign_of_sum(&[a, b, -nearest]),
+        SUB => sign_of_sum(&[a, -b, -nearest]),
+        MUL | FMA if a == 0.0 || b == 0.0 => 0.0,
+        MUL | FMA => {
+            let (x, y) = (exponent(a), exponent(b));
+            let (product, rest) = two_product(scaled(a, -x), scaled(b, -y));
+            if OP == FMA && c != 0.0 && exponent(c) - x - y > 900 {
+                // The product is too small to be seen in the sum.
+                return product;
+            }
+            let term = if OP == MUL || c == 0.0 {
+                0.0
+            } else if exponent(c) - x - y < -900 {
+                2f64.powi(-900).copysign(c)
+            } else {
+                scaled(c, -x - y)
+            };
+            sign_of_sum(&[product, rest, term, -scaled(nearest, -x - y)])
+        }
+        SQRT => {
+            let by = if a == 0.0 { 0 } else { exponent(a) / 2 };
+            let root = scaled(nearest, -by);
+            let (square, rest) = two_product(root, root);
+            sign_of_sum(&[scaled(a, -2 * by), -square, -rest])
+        }
+        _ if a == 0.0 || b == 0.0 => 0.0,
+        _ => {
+            let (x, y) = (exponent(a), exponent(b));
+            let divisor = scaled(b, -y);
+            let (product, rest) = two_product(scaled(nearest, y - x), divisor);
+            sign_of_sum(&[scaled(a, -x), -product, -rest]) * divisor.signum()
+        }
+    }
+}
+
+/// An operation on doubles in a rounding other than to nearest (9.7.3).
+fn operate_double<const OP: u8, const MODE: u8>(a: f64, b: f64, c: f64) -> f64 {
+    let (a, b) = if OP == RCP { (1.0, a) } else { (a, b) };
+    let nearest = match OP {
+        ADD => a + b,
+        SUB => a - b,
+        MUL => a * b,
+        FMA => a.mul_add(b, c),
+        SQRT => a.sqrt(),
+        _ => a / b,
+    };
+    let finite = a.is_finite() && (b.is_finite() || OP == SQRT) && (c.is_finite() || OP != FMA);
+    let by_zero = matches!(OP, DIV | RCP) && b == 0.0;
+    if nearest.is_nan() || !finite || by_zero {
+        return nearest;
+    }
+    if nearest.is_infinite() {
+        // The largest numbers lie between it and zero.
+        let inward = MODE == ZERO || (MODE == DOWN) == (nearest > 0.0);
+        return if inward { f64::MAX.copysign(nearest) } else { nearest };
+    }
+    let lacks = lacking::<OP>(a, b, c, nearest);
+    if nearest == 0.0 && lacks == 0.0 && MODE == DOWN && matches!(OP, ADD | SUB | FMA) && cancelled::<OP>(a, b, c) {
+        return -0.0;
+    }
+    let negative = nearest < 0.0 || nearest == 0.0 && nearest.is_sign_negative();
+    if lacks < 0.0 && (MODE == DOWN || MODE == ZERO && !negative) {
+        nearest.next_down()
+    } else if lacks > 0.0 && (MODE == UP || MODE == ZERO && negative) {
+        nearest.next_up()
+    } else {
+        nearest
+    }
+}
+
+/// An operation on doubles in a directed rounding.
+pub(super) fn double_operation(op: u8, mode: u8) -> Option<Function> {
+    macro_rules! make {
+        ($o:ident $m:ident) => {
+            |a, b, c, _| {
+                let [a, b, c] = [a, b, c].map(f64::from_bits);
+                operate_double::<$o, $m>(a, b, c).to_bits()
+            }
+        };
+    }
+    macro_rules! modes {
+        ($o:ident) => {
+            match mode {
+                ZERO => make!($o ZERO),
+                DOWN => make!($o DOWN),
+                _ => make!($o UP),
+            }
+        };
+    }
+    Some(match op {
+        ADD => modes!(ADD),
+        SUB => modes!(SUB),
+        MUL => modes!(MUL),
+        FMA => modes!(FMA),
+        DIV => modes!(DIV),
+        SQRT => modes!(SQRT),
+        RCP => modes!(RCP),
+        _ => return None,
+    })
 }
 
 /// A single as a half by its bits (9.7.9.22).
@@ -375,6 +550,43 @@ mod tests {
         assert_eq!(operate::<DIV, ZERO, false, false>(1.0, 3.0, 0.0), 0.333_333_3);
         assert_eq!(operate::<ADD, NEAREST, false, true>(f32::NAN, 1.0, 0.0), 0.0);
         assert_eq!(operate::<FMA, NEAREST, false, true>(2.0, 3.0, 1.0), 1.0);
+    }
+
+    #[test]
+    fn doubles_round_in_any_direction() {
+        let tiny = f64::from_bits(1);
+        let numbers = [1.0, 3.0, -0.1, 1e300, -1e-300, 2.5e-308, tiny, f64::MAX, 1.0 + f64::EPSILON];
+        for a in numbers {
+            for b in numbers {
+                let check = |down: f64, up: f64, zero: f64, nearest: f64| {
+                    assert!(down <= nearest && nearest <= up, "{a} {b}: {down} {nearest} {up}");
+                    assert!(down == up || down.next_up() == up, "{a} {b}: {down} {up}");
+                    assert!(zero == if nearest.is_sign_negative() { up } else { down }, "{a} {b}: {zero}");
+                };
+                macro_rules! check {
+                    ($op:ident, $nearest:expr) => {
+                        check(
+                            operate_double::<$op, DOWN>(a, b, 0.3),
+                            operate_double::<$op, UP>(a, b, 0.3),
+                            operate_double::<$op, ZERO>(a, b, 0.3),
+                            $nearest,
+                        )
+                    };
+                }
+                check!(ADD, a + b);
+                check!(MUL, a * b);
+                check!(FMA, a.mul_add(b, 0.3));
+                check!(DIV, a / b);
+            }
+        }
+        assert_eq!(operate_double::<MUL, DOWN>(0.5, 4.0, 0.0), 2.0);
+        assert_eq!(operate_double::<MUL, UP>(tiny, tiny, 0.0), tiny);
+        assert_eq!(operate_double::<FMA, DOWN>(-tiny, tiny, 1.0), 1.0f64.next_down());
+        assert_eq!(operate_double::<FMA, UP>(1e300, 1e300, tiny), f64::INFINITY);
+        assert_eq!(operate_double::<SQRT, UP>(2.0, 0.0, 0.0), 2f64.sqrt());
+        assert_eq!(operate_double::<SQRT, DOWN>(2.0, 0.0, 0.0), 2f64.sqrt().next_down());
+        assert_eq!(operate_double::<RCP, ZERO>(3.0, 0.0, 0.0), 1.0 / 3.0);
+        assert_eq!(operate_double::<ADD, DOWN>(1.0, -1.0, 0.0).to_bits(), (-0.0f64).to_bits());
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(crate) fn load(
     transpose: bool,
     registers: &[u32],
 ) -> Result<(), Fail> {
-    let addresses = access::matrix_rows(worker, warp, memory, lanes(registers.len()), false)?;
+    let (addresses, _) = access::matrix_rows(worker, warp, memory, lanes(registers.len()), false)?;
     // All are read before any is written: the address register may be among them.
     let mut values = [[0u32; WARP]; 4];
     for (matrix, value) in values.iter_mut().enumerate().take(registers.len()) {
@@ -57,7 +57,7 @@ pub(crate) fn store(
     transpose: bool,
     registers: &[u32],
 ) -> Result<(), Fail> {
-    let addresses = access::matrix_rows(worker, warp, memory, lanes(registers.len()), true)?;
+    let (addresses, overwrites) = access::matrix_rows(worker, warp, memory, lanes(registers.len()), true)?;
     for (matrix, &register) in registers.iter().enumerate() {
         let value = warp.narrow[register as usize].0;
         let value = if transpose { transposed(&value) } else { value };
@@ -65,6 +65,9 @@ pub(crate) fn store(
             let start = addresses[8 * matrix + lane / 4] as usize + 4 * (lane % 4);
             worker.shared[start..start + 4].copy_from_slice(&word.to_le_bytes());
         }
+    }
+    if let Some(overwrites) = overwrites {
+        access::note_write(worker, &overwrites, warp.index);
     }
     Ok(())
 }
@@ -77,7 +80,7 @@ mod tests {
     fn transposing_exchanges_rows_and_columns() {
         let matrix: [u32; WARP] = std::array::from_fn(|lane| {
             let (row, pair) = (lane as u32 / 4, lane as u32 % 4);
-            8 * row + 2 * pair | (8 * row + 2 * pair + 1) << 16
+            (8 * row + 2 * pair) | ((8 * row + 2 * pair + 1) << 16)
         });
         let found = transposed(&matrix);
         for (row, column) in (0..8).flat_map(|row| (0..8).map(move |column| (row, column))) {

@@ -1,6 +1,7 @@
 //! Tensor cores: `mma`, `ldmatrix`, `stmatrix`, `movmatrix` and `wgmma`.
 
 mod descriptor;
+mod double;
 mod fragment;
 mod matrix;
 mod numerics;
@@ -15,6 +16,7 @@ use crate::program::{Op, PredicateRef};
 use crate::warp::Warp;
 
 pub(crate) use descriptor::Major;
+pub(crate) use double::DoubleProduct;
 pub(crate) use numerics::Element;
 pub(crate) use product::{Accumulator, Shape};
 pub(crate) use wgmma::{Flights, MatrixA, Watch, WgmmaOp, WgmmaState, watch};
@@ -30,6 +32,7 @@ pub(crate) enum TensorOp {
         c: Vec<u32>,
         d: Vec<u32>,
     },
+    Double(DoubleProduct),
     /// `memory` is the access that counts its rows.
     LoadMatrix {
         memory: u32,
@@ -64,6 +67,7 @@ pub(crate) fn execute(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u
             let product = product::WarpProduct { shape: *shape, file: &mut warp.narrow, a, b, c, d };
             numerics::at(worker.job.level, product);
         }
+        TensorOp::Double(product) => product.execute(&mut warp.wide),
         TensorOp::LoadMatrix { memory, transpose, registers } => {
             matrix::load(worker, warp, *memory, *transpose, registers)?;
         }

@@ -5,7 +5,8 @@
 //! until its warp waits for its group (`wgmma.commit_group`, `wgmma.wait_group`). Until then
 //!
 //! - its registers (accumulator and fragments of A) must be neither read nor written, save by a product of the same shape that
-//!   accumulates into the same registers (9.7.15.7.3);
+//!   accumulates into the same registers (9.7.15.7.3), and by a `mov` that takes a packed accumulator apart: compilers put it
+//!   before the wait, `ptxas` puts the wait before it (its note C7517), and what counts is when the halves are used;
 //! - the shared memory that it reads must not be overwritten.
 //!
 //! Registers that were written since the last `wgmma.fence` must not be given to a product (9.7.15.7.1). The same holds before the
@@ -17,6 +18,7 @@ use crate::cta::{Fail, Worker};
 use crate::fault::FaultKind;
 use crate::lanes::{ALL, Lanes};
 use crate::program::{Op, PredicateRef, WATCHED};
+use crate::race::Access;
 use crate::tensor::descriptor::{CHUNK, Descriptor, Major};
 use crate::tensor::fragment::read_a;
 use crate::tensor::numerics::{self, Element, Vectorised, widened};
@@ -57,6 +59,8 @@ pub(crate) enum MatrixA {
 pub(crate) struct Watch {
     pub guard: Option<PredicateRef>,
     pub touches: Vec<(u32, bool)>,
+    /// The accumulator of which a `mov` writes the parts: they are in flight as long as it is.
+    pub parts_of: Option<u32>,
 }
 
 /// A product in flight.
@@ -229,6 +233,13 @@ pub(crate) fn watch(worker: &Worker<'_>, warp: &mut Warp, op: &Op) -> Result<u32
     };
     let active = mask & warp.active;
     if active != 0 {
+        let whole = watch.parts_of.map(|whole| warp.wgmma.registers[whole as usize]);
+        if let Some(whole) = whole.filter(|whole| *whole >= FLYING) {
+            for &(number, _) in watch.touches.iter().filter(|(_, written)| *written) {
+                warp.wgmma.registers[number as usize] = whole;
+            }
+            return Ok(mask);
+        }
         for &(number, written) in &watch.touches {
             let register = &mut warp.wgmma.registers[number as usize];
             if *register >= FLYING {
@@ -408,7 +419,7 @@ impl Worker<'_> {
         // Fragments may be read by several products.
         let also = op.fragments.iter().find(|&&number| {
             let register = registers[number as usize];
-            register >= FLYING && register % 2 == 0
+            register >= FLYING && register.is_multiple_of(2)
         });
         in_the_way
             .map(|&number| (number, "taken as an accumulator of another shape"))
@@ -487,7 +498,7 @@ impl Worker<'_> {
             }
             for warp in warps.clone() {
                 self.async_read_word(warp, (word, bits), pc, index)?;
-                self.races.open[warp].note(word as usize, bits, false, position);
+                self.races.open[warp].note(word as usize, bits, Access::Read, position, 0);
             }
         }
         Ok(())

@@ -26,7 +26,7 @@ const PIECES: u64 = 64;
 pub(super) struct Placed {
     pub memory: Memory,
     pub arguments: Vec<Argument>,
-    /// By argument.
+    /// By argument; of a tensor map the buffer that it is of.
     buffers: Vec<Option<(u64, BufferSpec)>>,
 }
 
@@ -63,7 +63,7 @@ pub(super) fn check(kernel: &Kernel, settings: &Settings) -> Result<(), ProbeErr
         }
     }
     let buffer = |what: &'static str, index: usize| match args.get(index) {
-        Some(ArgumentSpec::Buffer(_)) => Ok(()),
+        Some(ArgumentSpec::Buffer(_) | ArgumentSpec::Map(_)) => Ok(()),
         Some(other) => Err(ProbeError::NoBuffer { what, index, argument: other.to_string() }),
         None => Err(ProbeError::Index { what, index, count: args.len() }),
     };
@@ -150,6 +150,7 @@ fn map(
         Some((address, _)) => *address,
         None => fill(&mut placed.memory, index, buffer, seed, watch)?,
     };
+    placed.buffers[index] = Some((address, buffer.clone()));
     let element = match buffer.element {
         Element::F64 => TensorElement::F64,
         Element::F32 => TensorElement::F32,
@@ -266,11 +267,15 @@ fn read(file: &FileTensor, count: u64, asked_by: impl Fn() -> String) -> Result<
     Ok(array)
 }
 
+/// Whether an array of unsigned numbers has the bits of elements that NumPy has no type for.
+fn is_bits_of(array: Element, element: Element) -> bool {
+    matches!((array, element), (Element::U8, Element::E4m3 | Element::E5m2) | (Element::U16, Element::Bf16))
+}
+
 /// An array's bytes as elements of another type: bit for bit where the size says the same and NumPy has no name for the type,
 /// rounded otherwise.
 fn converted(array: Array, element: Element) -> Vec<u8> {
-    let nameless = array.element == Element::U8 && matches!(element, Element::E4m3 | Element::E5m2);
-    if array.element == element || nameless {
+    if array.element == element || is_bits_of(array.element, element) {
         return array.bytes;
     }
     let mut out = Vec::new();
@@ -334,6 +339,12 @@ impl Placed {
         Ok((self.memory.read(*address, spec.bytes().unwrap_or(u64::MAX))?, spec))
     }
 
+    /// The bytes of every buffer argument.
+    pub(super) fn all(&self) -> Result<Vec<Vec<u8>>, ProbeError> {
+        let given = (0..self.buffers.len()).filter(|&arg| self.buffers[arg].is_some());
+        given.map(|arg| Ok(self.contents(arg)?.0)).collect()
+    }
+
     /// Writes a buffer to a `.npy` file.
     pub(super) fn write(&self, path: &std::path::Path, arg: usize) -> Result<(), ProbeError> {
         let (bytes, spec) = self.contents(arg)?;
@@ -347,7 +358,7 @@ impl Placed {
         let element = spec.element;
         let count = spec.elements().unwrap_or(u64::MAX);
         let mut array = read(&expected.file, count, || ArgumentSpec::Buffer(spec.clone()).to_string())?;
-        if array.element == Element::U8 && matches!(element, Element::E4m3 | Element::E5m2) {
+        if is_bits_of(array.element, element) {
             array.element = element;
         }
         let default = default_tolerance(element);

@@ -7,6 +7,7 @@ mod argument;
 mod buffers;
 mod explain;
 mod lines;
+mod mutate;
 mod record;
 mod settings;
 
@@ -21,6 +22,7 @@ pub use argument::{ArgumentSpec, BufferSpec, FileTensor, Init, ParseArgumentErro
 pub use buffers::{Comparison, Worst};
 pub use explain::{Explanation, Phase, Remedy};
 pub use lines::Line;
+pub use mutate::mutate_probed;
 pub use record::{HazardRecord, ProbeRecord, RunRecord, TotalsRecord};
 pub use settings::{
     Dims, Expectation, LineSpec, MapSpec, Output, ParseSettingError, PolicySpec, Settings, Size, Tolerance,
@@ -94,6 +96,8 @@ pub enum ProbeError {
     Occupancy(#[from] OccupancyError),
     #[error(transparent)]
     Run(#[from] RunError),
+    #[error(transparent)]
+    Mutate(#[from] crate::mutate::MutateError),
     #[error("cancelled")]
     Cancelled,
 }
@@ -201,21 +205,7 @@ pub fn policy_name(policy: Policy) -> String {
 /// When the settings, the PTX or the arguments are not what they must be, the emulator cannot execute the kernel, or the run is
 /// cancelled. A hazard is no error but an answer.
 pub fn probe(settings: &Settings, watch: Watch<'_>) -> Result<Probed, ProbeError> {
-    let file = settings.ptx.clone();
-    let file =
-        file.ok_or(ProbeError::Missing { what: "the PTX file", hint: "name it, or name it in the launch file" })?;
-    let kernel = kernel(&file, settings.entry.as_deref())?;
-    let gpu = gpu(&kernel, settings.gpu.as_deref())?;
-    let grid =
-        settings.grid.ok_or(ProbeError::Missing { what: "the grid", hint: "--grid X,Y,Z says how many CTAs" })?.0;
-    let block = settings.block.map(|dims| dims.0).or(kernel.required_block);
-    let hint = "--block X,Y,Z says how many threads a CTA has; the kernel does not (.reqntid)";
-    let block = block.ok_or(ProbeError::Missing { what: "the block", hint })?;
-    let cluster = settings.cluster.map(|dims| dims.0).or(kernel.required_cluster).unwrap_or([1; 3]);
-    if settings.sample.is_some() && !(settings.expect.is_empty() && settings.out.is_empty()) {
-        return Err(ProbeError::Sampled);
-    }
-    buffers::check(&kernel, settings)?;
+    let Launched { file, kernel, gpu, grid, block, cluster } = launched(settings)?;
     let watched = match &settings.line {
         Some(line) => explain::positions(&kernel, line)?,
         None => Vec::new(),
@@ -241,7 +231,8 @@ pub fn probe(settings: &Settings, watch: Watch<'_>) -> Result<Probed, ProbeError
     let (mut first, mut hazard) = (None, None);
     for policy in policies(settings) {
         schedules.push(policy);
-        let placed = buffers::place(settings, watch)?;
+        let mut placed = buffers::place(settings, watch)?;
+        placed.memory.load(&kernel)?;
         let launch = Launch {
             kernel: &kernel,
             grid,
@@ -271,6 +262,35 @@ pub fn probe(settings: &Settings, watch: Watch<'_>) -> Result<Probed, ProbeError
     };
     let counted = counted(kernel, report, &about, settings, &mut sources)?;
     Ok(Probed { about, schedules, hazard, counted: Some(counted), comparisons })
+}
+
+/// What is to be launched, and how.
+struct Launched {
+    file: PathBuf,
+    kernel: Kernel,
+    gpu: &'static Gpu,
+    grid: [u32; 3],
+    block: [u32; 3],
+    cluster: [u32; 3],
+}
+
+fn launched(settings: &Settings) -> Result<Launched, ProbeError> {
+    let file = settings.ptx.clone();
+    let file =
+        file.ok_or(ProbeError::Missing { what: "the PTX file", hint: "name it, or name it in the launch file" })?;
+    let kernel = kernel(&file, settings.entry.as_deref())?;
+    let gpu = gpu(&kernel, settings.gpu.as_deref())?;
+    let grid =
+        settings.grid.ok_or(ProbeError::Missing { what: "the grid", hint: "--grid X,Y,Z says how many CTAs" })?.0;
+    let block = settings.block.map(|dims| dims.0).or(kernel.required_block);
+    let hint = "--block X,Y,Z says how many threads a CTA has; the kernel does not (.reqntid)";
+    let block = block.ok_or(ProbeError::Missing { what: "the block", hint })?;
+    let cluster = settings.cluster.map(|dims| dims.0).or(kernel.required_cluster).unwrap_or([1; 3]);
+    if settings.sample.is_some() && !(settings.expect.is_empty() && settings.out.is_empty()) {
+        return Err(ProbeError::Sampled);
+    }
+    buffers::check(&kernel, settings)?;
+    Ok(Launched { file, kernel, gpu, grid, block, cluster })
 }
 
 /// What a run counted, and what follows from it.

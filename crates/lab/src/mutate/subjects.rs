@@ -1,0 +1,164 @@
+//! Kernels to mutate: launches of strata, and runs of file tests.
+
+use std::cell::RefCell;
+
+use emulator::filetest::{Call, CallArgument, FileTest, Outcome, Run, Stop};
+use emulator::{Device, DeviceError, Memory, MemoryError, Options, Report, RunError};
+use kernels::{Inputs, Outputs, Plan, Problem};
+use ptx::Kernel;
+use thiserror::Error;
+
+use super::{Ran, Subject};
+use crate::compute::{ComputeError, compute};
+
+/// A kernel that cannot be made a subject.
+#[derive(Debug, Error)]
+pub enum SubjectError {
+    /// The stratum does not compute the problem.
+    #[error("{0}")]
+    Compute(Box<ComputeError<DeviceError>>),
+    /// There is no such launch.
+    #[error("launch {index} is asked for; the plan has {count}")]
+    Launch {
+        /// Which.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The file test's run does not do what the file says.
+    #[error("{0}")]
+    FileTest(String),
+}
+
+/// How often each instruction of a launch was executed.
+fn executions(report: &Report) -> Vec<u64> {
+    report.ptx.iter().map(|counters| counters.executions).collect()
+}
+
+/// One launch of a stratum's plan, on a problem.
+pub struct StratumLaunch {
+    plan: Plan,
+    launch: usize,
+    problem: Problem,
+    inputs: Inputs,
+    expected: Outputs,
+}
+
+impl StratumLaunch {
+    /// The launch of this index of a plan for the problem. What it computes now is taken for right.
+    ///
+    /// # Errors
+    /// When the plan does not compute, or has no such launch.
+    pub fn new(plan: Plan, launch: usize, problem: Problem, inputs: Inputs) -> Result<Self, SubjectError> {
+        let count = plan.launches.len();
+        if launch >= count {
+            return Err(SubjectError::Launch { index: launch, count });
+        }
+        let mut device = Device::new(Options::new(plan.config.target.sm()));
+        let computed = compute(&mut device, &plan, &problem, &inputs);
+        let expected = computed.map_err(|error| SubjectError::Compute(Box::new(error)))?.outputs;
+        Ok(Self { plan, launch, problem, inputs, expected })
+    }
+}
+
+impl Subject for StratumLaunch {
+    fn kernel(&self) -> &Kernel {
+        &self.plan.launches[self.launch].kernel
+    }
+
+    fn options(&self) -> Options<'static> {
+        Options::new(self.plan.config.target.sm())
+    }
+
+    fn run(&self, kernel: &Kernel, options: &Options<'_>) -> Result<Ran, RunError> {
+        let mut plan = self.plan.clone();
+        plan.launches[self.launch].kernel = kernel.clone();
+        let mut device = Device::new(options.clone());
+        match compute(&mut device, &plan, &self.problem, &self.inputs) {
+            Ok(computed) => Ok(Ran {
+                right: same(&computed.outputs, &self.expected),
+                executions: computed.reports.get(self.launch).map(executions).unwrap_or_default(),
+            }),
+            Err(ComputeError::Backend(DeviceError::Run(error))) => Err(error),
+            Err(error) => Err(RunError::Launch(error.to_string())),
+        }
+    }
+}
+
+/// Whether outputs are the same bit for bit; NaN as good as NaN.
+fn same(found: &Outputs, expected: &Outputs) -> bool {
+    let equal = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
+    let all = |found: Vec<f64>, expected: Vec<f64>| found.iter().zip(&expected).all(equal);
+    all(found.out.to_f64(), expected.out.to_f64()) && all(found.lse.to_f64(), expected.lse.to_f64())
+}
+
+/// One run of a file test.
+pub struct FileTestRun<'a> {
+    test: &'a FileTest,
+    run: &'a Run,
+    kernel: Kernel,
+}
+
+impl<'a> FileTestRun<'a> {
+    /// A run of a file test that expects no fault.
+    ///
+    /// # Errors
+    /// When it does not do what the file says.
+    pub fn new(test: &'a FileTest, run: &'a Run) -> Result<Self, SubjectError> {
+        let mut kernel = None;
+        let checked = test.check(run, |call| {
+            kernel = Some(call.kernel.clone());
+            emulator::filetest::emulate(call)
+        });
+        match (checked, kernel) {
+            (Ok(()), Some(kernel)) => Ok(Self { test, run, kernel }),
+            (Err(error), _) => Err(SubjectError::FileTest(error.to_string())),
+            (Ok(()), None) => Err(SubjectError::FileTest("it was not run".into())),
+        }
+    }
+}
+
+impl Subject for FileTestRun<'_> {
+    fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    fn options(&self) -> Options<'static> {
+        Options { budget_per_cta: 1 << 24, ..Options::new(self.run.sm) }
+    }
+
+    fn run(&self, kernel: &Kernel, options: &Options<'_>) -> Result<Ran, RunError> {
+        let ended: RefCell<Result<Vec<u64>, RunError>> = RefCell::new(Ok(Vec::new()));
+        let checked = self.test.check(self.run, |call| {
+            let call = Call { kernel, ..call.clone() };
+            launch(&call, options)
+                .map(|(outcome, executions)| {
+                    *ended.borrow_mut() = Ok(executions);
+                    outcome
+                })
+                .map_err(|error| {
+                    let stop = Stop::from(error.clone());
+                    *ended.borrow_mut() = Err(error);
+                    stop
+                })
+        });
+        ended.into_inner().map(|executions| Ran { right: checked.is_ok(), executions })
+    }
+}
+
+fn launch(call: &Call<'_>, options: &Options<'_>) -> Result<(Outcome, Vec<u64>), RunError> {
+    let refuse = |error: MemoryError| RunError::Launch(error.to_string());
+    let mut memory = Memory::new();
+    let mut buffers = Vec::new();
+    for argument in &call.arguments {
+        if let CallArgument::Buffer { bytes, written } = argument {
+            let address = if *written { memory.alloc_bytes(bytes) } else { memory.alloc(bytes.len() as u64) };
+            buffers.push((address.map_err(refuse)?, bytes.len() as u64));
+        }
+    }
+    let addresses: Vec<u64> = buffers.iter().map(|(address, _)| *address).collect();
+    let report = emulator::run(&memory, &call.launch(&addresses), options)?;
+    let read = buffers.into_iter().map(|(address, bytes)| memory.read(address, bytes));
+    let buffers = read.collect::<Result<_, _>>().map_err(refuse)?;
+    Ok((Outcome { buffers, counters: None }, executions(&report)))
+}

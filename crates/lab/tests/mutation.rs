@@ -1,0 +1,90 @@
+//! Mistakes put into working kernels, and how many of them the emulator finds. `docs/mutation.md` says what is counted.
+
+use std::fs;
+use std::path::Path;
+
+use emulator::filetest::FileTest;
+use kernels::{Dtype, Inputs, Layout, Problem, Stratum};
+use lab::Watch;
+use lab::mutate::{FileTestRun, Mutated, StratumLaunch, Tally, Verdict, mutate};
+
+/// The least share of mutants that must be found, with the right line.
+const LEAST: f64 = 0.95;
+
+fn print(name: &str, mutated: &Mutated) -> Tally {
+    let tally = mutated.tally();
+    println!(
+        "{name:28} {:4} mutants, {:4} found ({} on the line, {} relying), {} wrong, {} unexplained, {} equivalent, {} not run",
+        tally.all,
+        tally.found,
+        tally.on_line,
+        tally.relying,
+        tally.wrong,
+        tally.unexplained,
+        tally.equivalent,
+        tally.not_run
+    );
+    for tried in &mutated.tried {
+        let missed = match &tried.verdict {
+            Verdict::Found { fault, blame: lab::mutate::Blame::Elsewhere, .. } => format!("elsewhere: {fault}"),
+            Verdict::WrongResult(policy) => format!("wrong result under {policy:?}"),
+            Verdict::Unexplained => "unexplained".into(),
+            Verdict::NotRun(why) if why != "no warp executes it" => why.clone(),
+            _ => continue,
+        };
+        let line = tried.place.as_ref().map_or(0, |place| place.1);
+        println!("    line {line}, {} `{}`: {missed}", tried.mutation.change, tried.instruction);
+    }
+    tally
+}
+
+fn strata() -> Tally {
+    let mut all = Tally::default();
+    for stratum in Stratum::ALL {
+        for dtype in [Dtype::F32, Dtype::F16] {
+            let problem = Problem::builder(1, 1, 48, 32).dtype(dtype).causal().build().unwrap();
+            let inputs = Inputs::randn(&problem, 3).unwrap();
+            let layout = Layout::of(&problem, &inputs).unwrap();
+            let plan = kernels::plan(stratum, &problem, arch::Sm::Sm80.into(), &layout, None).unwrap();
+            for launch in 0..plan.launches.len() {
+                let subject = StratumLaunch::new(plan.clone(), launch, problem.clone(), inputs.clone()).unwrap();
+                let mutated = mutate(&subject, Watch::default()).unwrap();
+                all = all.and(print(&format!("{stratum} {dtype}, launch {launch}"), &mutated));
+            }
+        }
+    }
+    all
+}
+
+fn file_tests() -> Tally {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../emulator/tests/filetests");
+    let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let mut all = Tally::default();
+    for path in paths {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let test = FileTest::parse(&fs::read_to_string(&path).unwrap(), &name).unwrap();
+        let mut seen = Vec::new();
+        for run in test.runs().iter().filter(|run| run.fault.is_none()) {
+            let subject = FileTestRun::new(&test, run).unwrap();
+            let kernel = lab::mutate::Subject::kernel(&subject);
+            // The other runs of a kernel differ in the policy.
+            if seen.contains(&kernel.name) || lab::mutate::mutations(kernel).is_empty() {
+                continue;
+            }
+            seen.push(kernel.name.clone());
+            match mutate(&subject, Watch::default()) {
+                Ok(mutated) => all = all.and(print(&format!("{name}:{}", run.line), &mutated)),
+                Err(error) => println!("{name}:{}: {error}", run.line),
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn mistakes_in_working_kernels_are_found() {
+    let all = strata().and(file_tests());
+    println!("{all:?}: {:.2} %", 100.0 * all.rate());
+    assert!(all.rate() >= LEAST, "{:.2} % of {} mutants are found", 100.0 * all.rate(), all.meaningful());
+}
