@@ -6,10 +6,7 @@ use std::path::Path;
 use emulator::filetest::FileTest;
 use kernels::{Dtype, Inputs, Layout, Problem, Stratum};
 use lab::Watch;
-use lab::mutate::{FileTestRun, Mutated, StratumLaunch, Tally, Verdict, mutate};
-
-/// The least share of mutants that must be found, with the right line.
-const LEAST: f64 = 0.95;
+use lab::mutate::{FileTestRun, LEAST, Mutated, StratumLaunch, Tally, Verdict, mutate};
 
 fn print(name: &str, mutated: &Mutated) -> Tally {
     let tally = mutated.tally();
