@@ -9,9 +9,6 @@ use lab::probe::policy_name;
 
 use crate::prose::{self, Style, paragraph};
 
-/// The share of mutants that must be found, with the right line.
-pub const LEAST: f64 = 0.95;
-
 const COLUMNS: [&str; 10] =
     ["mutants", "found", "line", "relying", "else", "wrong", "unknown", "same", "by runs", "not run"];
 

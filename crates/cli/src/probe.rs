@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use anyhow::anyhow;
 use clap::Args;
 use lab::figures::percent;
-use lab::mutate::Tally;
+use lab::mutate::{LEAST, Tally};
 use lab::probe::{
     ArgumentSpec, Dims, Expectation, LineSpec, Output, PolicySpec, ProbeError, Probed, Settings, Size, Tolerance,
     mutate_probed, probe,
@@ -180,7 +180,7 @@ fn mutate(settings: Settings, more: &[PathBuf]) -> Result<(), Failure> {
     NOTHING_FINISHED.store(false, Ordering::Relaxed);
     output::print(&mutation_report::text(&all, output::color()))?;
     let tally = all.iter().fold(Tally::default(), |sum, (_, mutated)| sum.and(mutated.tally()));
-    match tally.rate() >= mutation_report::LEAST {
+    match tally.rate() >= LEAST {
         true => Ok(()),
         false => Err(Failure::No(anyhow!("{} of the mistakes are found", percent(tally.rate())))),
     }

@@ -5,7 +5,7 @@ use crate::cta::{Fail, Shared, Worker, word_bits};
 use crate::fault::FaultKind;
 use crate::interpret::File;
 use crate::lane_race::LaneAccess;
-use crate::lanes::{ALL, WARP, each};
+use crate::lanes::{ALL, WARP, each, number};
 use crate::pattern::{KEPT, Kind, Pattern, lanes_of};
 use crate::program::{Code, Extend, LOCAL_WINDOW, MemoryOp, Op, SHARED_WINDOW, UNGUARDED, WINDOW_BYTES};
 use crate::race::{Access, Read};
@@ -841,9 +841,7 @@ fn cluster_lanes(
                 let (rank, start) = places[lane];
                 let (shared, _) = worker.memory_of(rank);
                 let place = &mut shared[start + element * bytes..start + (element + 1) * bytes];
-                old[lane] = place.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
-                let new = (atomic.update)(old[lane], a[lane], b[lane]);
-                place.copy_from_slice(&new.to_le_bytes()[..bytes]);
+                old[lane] = atomic.apply(place, a[lane], b[lane]);
             }
             if let Some(Some(register)) = memory.registers.get(element) {
                 file.set(*register, old, mask);
@@ -861,7 +859,7 @@ fn cluster_lanes(
             if way == Way::Store {
                 place.copy_from_slice(&values[lane].to_le_bytes()[..bytes]);
             } else {
-                let value = place.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
+                let value = number(place);
                 values[lane] = extended(value, memory.bytes, memory.extend, register.1);
             }
         }
@@ -914,7 +912,7 @@ fn local_lanes(
             if store {
                 place.copy_from_slice(&values[lane].to_le_bytes()[..memory.bytes as usize]);
             } else {
-                let value = place.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
+                let value = number(place);
                 values[lane] = extended(value, memory.bytes, memory.extend, register.1);
             }
         }
@@ -949,7 +947,7 @@ pub(crate) fn load_constant(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
                     site.fail(FaultKind::OutOfBounds { space, address, bytes: memory.bytes, allocations }, lane as u32)
                 );
             };
-            let value = bytes.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
+            let value = number(bytes);
             values[lane] = extended(value, memory.bytes, memory.extend, register.1);
         }
         file.set(register, values, mask);
@@ -986,9 +984,7 @@ pub(crate) fn atomic_shared(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
         for lane in lanes_of(mask) {
             let start = addresses[lane] as usize + element * bytes;
             let place = &mut worker.shared[start..start + bytes];
-            old[lane] = place.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
-            let new = (atomic.update)(old[lane], a[lane], b[lane]);
-            place.copy_from_slice(&new.to_le_bytes()[..bytes]);
+            old[lane] = atomic.apply(place, a[lane], b[lane]);
         }
         if let Some(Some(register)) = memory.registers.get(element) {
             file.set(*register, old, mask);

@@ -203,30 +203,58 @@ impl Call<'_> {
     }
 }
 
+/// A call's buffers in emulated memory.
+#[derive(Debug)]
+pub struct Placed {
+    /// The memory, with the variables of the kernel's module.
+    pub memory: Memory,
+    /// Where each buffer is, in the order of the arguments.
+    pub addresses: Vec<u64>,
+    sizes: Vec<u64>,
+}
+
+impl Placed {
+    /// Places the buffers of a call.
+    ///
+    /// # Errors
+    /// When there is no room.
+    pub fn new(call: &Call<'_>) -> Result<Self, MemoryError> {
+        let mut placed = Self { memory: Memory::new(), addresses: Vec::new(), sizes: Vec::new() };
+        for argument in &call.arguments {
+            if let CallArgument::Buffer { bytes, written } = argument {
+                let size = bytes.len() as u64;
+                let address = if *written { placed.memory.alloc_bytes(bytes)? } else { placed.memory.alloc(size)? };
+                placed.addresses.push(address);
+                placed.sizes.push(size);
+            }
+        }
+        placed.memory.load(call.kernel)?;
+        Ok(placed)
+    }
+
+    /// What the buffers hold.
+    ///
+    /// # Errors
+    /// As [`Memory::read`].
+    pub fn buffers(&self) -> Result<Vec<Vec<u8>>, MemoryError> {
+        self.addresses.iter().zip(&self.sizes).map(|(&address, &bytes)| self.memory.read(address, bytes)).collect()
+    }
+}
+
 /// Makes a call on the emulator.
 ///
 /// # Errors
 /// As [`run`].
 pub fn emulate(call: &Call<'_>) -> Result<Outcome, Stop> {
-    let mut memory = Memory::new();
-    let mut buffers = Vec::new();
-    for argument in &call.arguments {
-        if let CallArgument::Buffer { bytes, written } = argument {
-            let address = if *written { memory.alloc_bytes(bytes)? } else { memory.alloc(bytes.len() as u64)? };
-            buffers.push((address, bytes.len() as u64));
-        }
-    }
-    memory.load(call.kernel)?;
-    let addresses: Vec<u64> = buffers.iter().map(|(address, _)| *address).collect();
+    let placed = Placed::new(call)?;
     let mut options = Options::new(call.run.sm);
     options.policy = call.run.policy;
     options.budget_per_cta = call.run.budget.unwrap_or(options.budget_per_cta);
     options.global_races = call.run.global_races;
     options.lane_races = call.run.lane_races;
-    let report = run(&memory, &call.launch(&addresses), &options)?;
+    let report = run(&placed.memory, &call.launch(&placed.addresses), &options)?;
     let counters = [Level::Ptx, Level::Merged].map(|level| report.counters(call.kernel, level));
-    let buffers = buffers.into_iter().map(|(address, bytes)| memory.read(address, bytes)).collect::<Result<_, _>>()?;
-    Ok(Outcome { buffers, counters: Some(counters) })
+    Ok(Outcome { buffers: placed.buffers()?, counters: Some(counters) })
 }
 
 impl FileTest {

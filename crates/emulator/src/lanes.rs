@@ -22,6 +22,12 @@ impl Lanes {
     pub(crate) const ZERO: Self = Self([0; WARP]);
 }
 
+/// The number that up to eight bytes hold, the lowest first.
+#[inline(always)]
+pub(crate) fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
+}
+
 /// A function of every lane. (`array::map` is not inlined into code for other vector widths.)
 #[inline(always)]
 pub(crate) fn each<T: Copy, U: Copy + Default>(values: [T; WARP], function: impl Fn(T) -> U) -> [U; WARP] {

@@ -1,5 +1,6 @@
 //! Tensor maps as they lie in emulated memory: 128 bytes, as on the chip, but in an encoding of the emulator's own.
 
+use crate::lanes::number;
 use ptx::{Element, L2Promotion, Modifier, OutOfBounds, Swizzle, TensorMap};
 
 /// What tells the emulator's encoding from another, in its last eight bytes.
@@ -27,7 +28,7 @@ fn put(blob: &mut Blob, at: usize, bytes: &[u8]) {
 }
 
 fn get(blob: &Blob, at: usize, bytes: usize) -> u64 {
-    blob[at..at + bytes].iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
+    number(&blob[at..at + bytes])
 }
 
 /// The emulator's encoding of a valid map.

@@ -12,7 +12,7 @@
 //!   pairs, twice.
 //! - Accesses with a guard and volatile ones stay as they are. Global memory is never merged; unused words of its loads go.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use ptx::{Cfg, Instruction, Kernel, Modifier, Opcode, Operand, Register};
 
@@ -52,6 +52,27 @@ pub fn covers(instruction: &Instruction) -> bool {
         Opcode::St => in_shared(instruction),
         _ => false,
     }
+}
+
+/// The accesses to shared memory that a kernel is predicted to be left with, by their names in machine code (`LDS.128`, `STS`).
+pub fn shared_accesses(kernel: &Kernel) -> BTreeMap<String, u32> {
+    let instructions: Vec<_> = kernel.instructions().collect();
+    let mut accesses = BTreeMap::new();
+    for group in groups(kernel) {
+        let leader = instructions[group.leader];
+        if leader.has(Modifier::Shared) || leader.has(Modifier::SharedCta) {
+            let name = if leader.opcode() == Opcode::Ld { "LDS" } else { "STS" };
+            let width = match group.bytes_per_lane {
+                16 => ".128",
+                8 => ".64",
+                2 => "16",
+                1 => "8",
+                _ => "",
+            };
+            *accesses.entry(format!("{name}{width}")).or_default() += 1;
+        }
+    }
+    accesses
 }
 
 /// The accesses of the compiled kernel that its covered instructions become.

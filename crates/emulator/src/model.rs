@@ -474,26 +474,9 @@ mod tests {
 
     fn kernel(instructions: Vec<Instruction>) -> Kernel {
         Kernel {
-            name: "k".into(),
-            target: Target::from(Sm::Sm75),
-            version: Version { major: 7, minor: 8 },
-            params: Vec::new(),
-            required_block: None,
-            max_block: None,
-            min_ctas_per_sm: None,
-            max_registers: None,
-            required_cluster: None,
-            explicit_cluster: false,
-            max_cluster_rank: None,
-            blocks_are_clusters: false,
-            pragmas: Vec::new(),
-            functions: Vec::new(),
             banks: vec![Bank { prefix: "%f".into(), ty: Type::F32, count: Some(1) }],
-            variables: Vec::new(),
-            labels: Vec::new(),
-            files: Vec::new(),
-            locations: Vec::new(),
             body: instructions.into_iter().map(Statement::Instruction).collect(),
+            ..Kernel::new("k", Target::from(Sm::Sm75), Version { major: 7, minor: 8 })
         }
     }
 

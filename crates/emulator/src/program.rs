@@ -13,6 +13,7 @@ use ptx::{Base, Cfg, Instruction, Kernel, Kind, Modifier, Opcode, Operand, Regis
 use crate::allocate::{Width, allocate};
 use crate::call::CallOp;
 use crate::fault::RunError;
+use crate::lanes::number;
 use crate::memory::Memory;
 use crate::merge;
 use crate::scalar;
@@ -217,6 +218,16 @@ pub(crate) struct Atomic {
     pub update: fn(u64, u64, u64) -> u64,
     /// The operands of each element: places, and whether they are wide.
     pub operands: Vec<[(u32, bool); 2]>,
+}
+
+impl Atomic {
+    /// Does it to the bytes of one number; what they held before.
+    pub(crate) fn apply(&self, place: &mut [u8], a: u64, b: u64) -> u64 {
+        let old = number(place);
+        let new = (self.update)(old, a, b).to_le_bytes();
+        place.copy_from_slice(&new[..place.len()]);
+        old
+    }
 }
 
 /// A function of scalars.
@@ -1043,7 +1054,7 @@ impl Decoder<'_> {
             .ok()
             .and_then(|start| self.program.params.get(start..start.checked_add(ty.bytes() as usize)?));
         let bytes = bytes.ok_or("it reads outside parameter memory")?;
-        let mut value = bytes.iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte));
+        let mut value = number(bytes);
         let (place, width) = self.register(*to)?;
         if ty.is_signed() && ty.bits() < 64 {
             value = ((value << (64 - ty.bits())) as i64 >> (64 - ty.bits())) as u64;

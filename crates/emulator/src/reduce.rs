@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 use ptx::{Modifier, Type};
 
+use crate::lanes::number;
 use crate::memory::{Buffer, Memory};
 
 /// A reduction: the operation and the type of the numbers.
@@ -105,10 +106,6 @@ fn half(operation: Modifier, old: u64, new: u64, widen: fn(u16) -> f32, narrow: 
         Modifier::Max => a.max(b),
         _ => a + b,
     }))
-}
-
-fn number(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
 #[cfg(test)]

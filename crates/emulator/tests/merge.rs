@@ -1,31 +1,15 @@
 //! The predicted merge against what `ptxas` 13.5 made of the same kernels. A comment before each kernel in `merge/` says it;
 //! that it is so is checked with the real `ptxas` by the lab's test of the same name.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use emulator::merge;
-use ptx::{Kernel, Modifier, Opcode};
+use ptx::Kernel;
 
 /// The accesses to shared memory that are predicted, as `LDS.128x2 STSx1`.
 fn predicted(kernel: &Kernel) -> String {
-    let instructions: Vec<_> = kernel.instructions().collect();
-    let mut counts = BTreeMap::<String, usize>::new();
-    for group in merge::groups(kernel) {
-        let leader = instructions[group.leader];
-        if leader.has(Modifier::Shared) || leader.has(Modifier::SharedCta) {
-            let name = if leader.opcode() == Opcode::Ld { "LDS" } else { "STS" };
-            let width = match group.bytes_per_lane {
-                16 => ".128",
-                8 => ".64",
-                2 => "16",
-                1 => "8",
-                _ => "",
-            };
-            *counts.entry(format!("{name}{width}")).or_default() += 1;
-        }
-    }
+    let counts = merge::shared_accesses(kernel);
     if counts.is_empty() {
         return "nothing".into();
     }

@@ -29,7 +29,7 @@ pub fn write(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether [`write`] to `path` can be expected to work; nothing is left there.
+/// Whether [`write()`] to `path` can be expected to work; nothing is left there.
 ///
 /// # Errors
 /// When its folder is not there or cannot be written to, or `path` is a folder.

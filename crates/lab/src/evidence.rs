@@ -97,7 +97,8 @@ impl LaunchEvidence {
     }
 }
 
-fn scale(n: u64, numerator: u64, denominator: u64) -> u64 {
+/// A count of some CTAs as that of all.
+pub(crate) fn scale(n: u64, numerator: u64, denominator: u64) -> u64 {
     (u128::from(n) * u128::from(numerator) / u128::from(denominator.max(1))) as u64
 }
 

@@ -4,7 +4,7 @@ use emulator::Report;
 use ptx::Kernel;
 use serde::{Deserialize, Serialize};
 
-use crate::ptxas;
+use crate::ptxas::{self, Assembled, Resources};
 
 /// Where a number of registers comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +29,14 @@ pub struct Registers {
     pub spilled_bytes: u32,
 }
 
+impl Registers {
+    /// What `ptxas` said.
+    pub fn of(assembled: &Assembled) -> Self {
+        let Resources { registers, spill_store_bytes, .. } = assembled.resources;
+        Self { count: registers, source: RegisterSource::Ptxas, spilled_bytes: spill_store_bytes }
+    }
+}
+
 /// The assembler gives no kernel of interest fewer.
 pub const LEAST: u32 = 32;
 
@@ -38,11 +46,7 @@ pub const LEAST: u32 = 32;
 /// rather than keep it.
 pub fn registers(kernel: &Kernel, report: &Report, threads: u32) -> Registers {
     match ptxas::assemble(kernel) {
-        Ok(assembled) => Registers {
-            count: assembled.resources.registers,
-            source: RegisterSource::Ptxas,
-            spilled_bytes: assembled.resources.spill_store_bytes,
-        },
+        Ok(assembled) => Registers::of(&assembled),
         Err(_) => estimate(kernel, report, threads),
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use emulator::merge;
 use lab::ptxas::{self, Tool};
-use ptx::{Kernel, Modifier, Opcode};
+use ptx::{Kernel, Opcode};
 use rayon::prelude::*;
 
 /// Whether the tools are there; says so where they are not.
@@ -46,26 +46,6 @@ fn assembled(kernel: &Kernel) -> Accesses {
     accesses
 }
 
-fn predicted(kernel: &Kernel) -> Accesses {
-    let instructions: Vec<_> = kernel.instructions().collect();
-    let mut accesses = Accesses::new();
-    for group in merge::groups(kernel) {
-        let leader = instructions[group.leader];
-        if leader.has(Modifier::Shared) || leader.has(Modifier::SharedCta) {
-            let name = if leader.opcode() == Opcode::Ld { "LDS" } else { "STS" };
-            let width = match group.bytes_per_lane {
-                16 => ".128",
-                8 => ".64",
-                2 => "16",
-                1 => "8",
-                _ => "",
-            };
-            *accesses.entry(format!("{name}{width}")).or_default() += 1;
-        }
-    }
-    accesses
-}
-
 #[test]
 fn recorded_accesses_are_what_ptxas_leaves() {
     if !tools() {
@@ -95,6 +75,6 @@ fn own_kernels_are_assembled_as_predicted() {
     }
     let kernels = kernels::configurations::configurations().unwrap();
     kernels.par_iter().for_each(|(name, program)| {
-        assert_eq!(predicted(&program.kernel), assembled(&program.kernel), "{name}");
+        assert_eq!(merge::shared_accesses(&program.kernel), assembled(&program.kernel), "{name}");
     });
 }

@@ -12,7 +12,7 @@ use ptx::{
     Type, VariableDecl, Version, parse,
 };
 
-const VERSION: Version = Version { major: 9, minor: 1 };
+const VERSION: Version = Version { major: 9, minor: 2 };
 
 /// Draws from a list of numbers, and from its beginning again where that ends.
 struct Drawn<'a>(&'a [u32], usize);

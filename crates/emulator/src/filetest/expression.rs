@@ -52,7 +52,7 @@ impl Value {
 
     /// The number that bytes of a type hold.
     pub fn decode(bytes: &[u8], ty: Type) -> Self {
-        let bits = bytes.iter().rev().fold(0u64, |bits, byte| bits << 8 | u64::from(*byte));
+        let bits = crate::lanes::number(bytes);
         match ty {
             Type::F16 => Float(f16::from_bits(bits as u16).to_f64()),
             Type::Bf16 => Float(bf16::from_bits(bits as u16).to_f64()),

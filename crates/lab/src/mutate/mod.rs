@@ -4,7 +4,7 @@
 mod blame;
 mod equivalent;
 mod mutation;
-mod subjects;
+pub(crate) mod subjects;
 
 use std::collections::BTreeMap;
 
@@ -22,6 +22,9 @@ use blame::Blamer;
 
 /// The schedules that every kernel is run under, in this order.
 pub const POLICIES: [Policy; 4] = [Policy::Lazy, Policy::Random(1), Policy::Eager, Policy::Random(2)];
+
+/// The least share of mutants that must be found, with the right line.
+pub const LEAST: f64 = 0.95;
 
 /// A working kernel and what it takes to run it, and variants of it.
 pub trait Subject: Sync {

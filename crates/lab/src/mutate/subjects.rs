@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
-use emulator::filetest::{Call, CallArgument, FileTest, Outcome, Run, Stop};
-use emulator::{Device, DeviceError, Memory, MemoryError, Options, Report, RunError};
+use emulator::filetest::{Call, FileTest, Outcome, Placed, Run, Stop};
+use emulator::{Device, DeviceError, MemoryError, Options, Report, RunError};
 use kernels::{Inputs, Outputs, Plan, Problem};
 use ptx::Kernel;
 use thiserror::Error;
@@ -31,7 +31,7 @@ pub enum SubjectError {
 }
 
 /// How often each instruction of a launch was executed.
-fn executions(report: &Report) -> Vec<u64> {
+pub(crate) fn executions(report: &Report) -> Vec<u64> {
     report.ptx.iter().map(|counters| counters.executions).collect()
 }
 
@@ -148,17 +148,7 @@ impl Subject for FileTestRun<'_> {
 
 fn launch(call: &Call<'_>, options: &Options<'_>) -> Result<(Outcome, Vec<u64>), RunError> {
     let refuse = |error: MemoryError| RunError::Launch(error.to_string());
-    let mut memory = Memory::new();
-    let mut buffers = Vec::new();
-    for argument in &call.arguments {
-        if let CallArgument::Buffer { bytes, written } = argument {
-            let address = if *written { memory.alloc_bytes(bytes) } else { memory.alloc(bytes.len() as u64) };
-            buffers.push((address.map_err(refuse)?, bytes.len() as u64));
-        }
-    }
-    let addresses: Vec<u64> = buffers.iter().map(|(address, _)| *address).collect();
-    let report = emulator::run(&memory, &call.launch(&addresses), options)?;
-    let read = buffers.into_iter().map(|(address, bytes)| memory.read(address, bytes));
-    let buffers = read.collect::<Result<_, _>>().map_err(refuse)?;
-    Ok((Outcome { buffers, counters: None }, executions(&report)))
+    let placed = Placed::new(call).map_err(refuse)?;
+    let report = emulator::run(&placed.memory, &call.launch(&placed.addresses), options)?;
+    Ok((Outcome { buffers: placed.buffers().map_err(refuse)?, counters: None }, executions(&report)))
 }

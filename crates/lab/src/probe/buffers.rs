@@ -91,8 +91,8 @@ fn fits(argument: &ArgumentSpec, param: &ParameterDecl) -> bool {
     bytes == param.bytes() && (!named || param.ty.is_float() == is_float)
 }
 
-/// Allocates and fills buffers.
-pub(super) fn place(settings: &Settings, watch: Watch<'_>) -> Result<Placed, ProbeError> {
+/// Allocates and fills buffers, and places the variables of the kernel's module.
+pub(super) fn place(settings: &Settings, kernel: &Kernel, watch: Watch<'_>) -> Result<Placed, ProbeError> {
     let seed = settings.seed.unwrap_or(0);
     let mut placed = Placed { memory: Memory::new(), arguments: Vec::new(), buffers: Vec::new() };
     for (index, argument) in settings.args.iter().enumerate() {
@@ -118,6 +118,7 @@ pub(super) fn place(settings: &Settings, watch: Watch<'_>) -> Result<Placed, Pro
             placed.arguments[index] = map(&mut placed, index, name, settings, seed, watch)?;
         }
     }
+    placed.memory.load(kernel)?;
     Ok(placed)
 }
 
@@ -432,6 +433,11 @@ mod tests {
         Settings { args: args.iter().map(|text| text.parse().unwrap()).collect(), ..Settings::default() }
     }
 
+    /// A kernel whose module has no variables.
+    fn kernel() -> Kernel {
+        Kernel::new("k", arch::Sm::Sm90.into(), ptx::Version { major: 8, minor: 0 })
+    }
+
     fn held(placed: &Placed, arg: usize) -> Vec<f64> {
         let (bytes, spec) = placed.contents(arg).unwrap();
         bytes.chunks(spec.element.bytes()).map(|chunk| spec.element.read(chunk).to_f64()).collect()
@@ -440,7 +446,7 @@ mod tests {
     #[test]
     fn buffers_hold_what_was_asked_for() {
         let args = ["buf:f16:2x3:ramp", "buf:i8:4:ones", "buf:f32:2:-inf", "buf:i32:70000:ramp", "buf:e4m3:3:0.3"];
-        let placed = place(&settings(&args), Watch::default()).unwrap();
+        let placed = place(&settings(&args), &kernel(), Watch::default()).unwrap();
         assert_eq!(held(&placed, 0), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
         assert_eq!(held(&placed, 1), [1.0; 4]);
         assert_eq!(held(&placed, 2), [f64::NEG_INFINITY; 2]);
@@ -451,7 +457,7 @@ mod tests {
     #[test]
     fn random_numbers_depend_on_seed_and_argument_alone() {
         let draw = |seed, args: &[&str], arg| {
-            held(&place(&Settings { seed: Some(seed), ..settings(args) }, Watch::default()).unwrap(), arg)
+            held(&place(&Settings { seed: Some(seed), ..settings(args) }, &kernel(), Watch::default()).unwrap(), arg)
         };
         let one = draw(1, &["buf:f32:100000:randn"], 0);
         assert_eq!(one, draw(1, &["buf:f32:100000:randn", "null"], 0));
@@ -472,7 +478,7 @@ mod tests {
         let expected = [0.0f32, 1.0, 2.5, 3.0, f32::NAN, 5.0];
         let bytes: Vec<u8> = expected.iter().flat_map(|x| x.to_le_bytes()).collect();
         tensor_file::write_npy_bytes(&path, Element::F32, &[2, 3], &bytes).unwrap();
-        let placed = place(&settings(&["buf:f16:2x3:ramp"]), Watch::default()).unwrap();
+        let placed = place(&settings(&["buf:f16:2x3:ramp"]), &kernel(), Watch::default()).unwrap();
         let expectation = |tolerance: Option<f64>| Expectation {
             arg: 0,
             file: FileTensor { path: path.clone(), tensor: None },

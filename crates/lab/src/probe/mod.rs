@@ -28,7 +28,7 @@ pub use settings::{
     Dims, Expectation, LineSpec, MapSpec, Output, ParseSettingError, PolicySpec, Settings, Size, Tolerance,
 };
 
-use crate::evidence::{Evidence, LaunchEvidence, Place};
+use crate::evidence::{Evidence, LaunchEvidence, Place, scale};
 use crate::execute::Watch;
 use crate::findings::{Finding, findings};
 use crate::ptxas;
@@ -231,8 +231,7 @@ pub fn probe(settings: &Settings, watch: Watch<'_>) -> Result<Probed, ProbeError
     let (mut first, mut hazard) = (None, None);
     for policy in policies(settings) {
         schedules.push(policy);
-        let mut placed = buffers::place(settings, watch)?;
-        placed.memory.load(&kernel)?;
+        let placed = buffers::place(settings, &kernel, watch)?;
         let launch = Launch {
             kernel: &kernel,
             grid,
@@ -318,17 +317,11 @@ fn registers(kernel: &Kernel, report: &Report, threads: u32, given: Option<u32>)
     let small = kernel.instructions().nth(MAX_ASSEMBLED).is_none();
     let assembled = if small { ptxas::assemble(kernel).ok() } else { None };
     let sass = assembled.as_ref().and_then(|assembled| ptxas::disassemble(kernel, assembled).ok());
-    let instructions = sass.map(|sass| {
-        let all = u128::from(sass.warp_instructions(report.at(Level::Ptx)).likely) * u128::from(report.ctas_total);
-        (all / u128::from(report.ctas_run.max(1))) as u64
-    });
+    let instructions = sass
+        .map(|sass| scale(sass.warp_instructions(report.at(Level::Ptx)).likely, report.ctas_total, report.ctas_run));
     let registers = match (given, &assembled) {
         (Some(count), _) => Registers { count, source: RegisterSource::Given, spilled_bytes: 0 },
-        (None, Some(assembled)) => Registers {
-            count: assembled.resources.registers,
-            source: RegisterSource::Ptxas,
-            spilled_bytes: assembled.resources.spill_store_bytes,
-        },
+        (None, Some(assembled)) => Registers::of(assembled),
         (None, None) => estimate(kernel, report, threads),
     };
     (registers, instructions)

@@ -6,6 +6,7 @@ use ptx::{Kernel, Launch};
 use super::buffers::{self, Placed};
 use super::{BUDGET, Launched, ProbeError, Settings, launched};
 use crate::execute::Watch;
+use crate::mutate::subjects::executions;
 use crate::mutate::{MutateError, Mutated, Ran, Subject, mutate};
 
 /// Changes the kernel of a probe in every way and runs each; see [`crate::mutate`]. A result is right when every buffer is as
@@ -35,12 +36,12 @@ struct Launching<'a> {
 impl Launching<'_> {
     /// Runs a kernel; its arguments afterwards, and how often each instruction was executed.
     fn launch(&self, kernel: &Kernel, options: &Options<'_>) -> Result<(Placed, Vec<u64>), ProbeError> {
-        let placed = buffers::place(self.settings, Watch { cancel: options.cancel, progress: None })?;
+        let placed = buffers::place(self.settings, kernel, Watch { cancel: options.cancel, progress: None })?;
         let Launched { grid, block, cluster, .. } = self.launched;
         let (dynamic_shared, arguments) = (self.settings.shared.unwrap_or(0), placed.arguments.clone());
         let launch = Launch { kernel, grid, block, cluster, dynamic_shared, arguments };
         let report = emulator::run(&placed.memory, &launch, options)?;
-        Ok((placed, report.ptx.iter().map(|counters| counters.executions).collect()))
+        Ok((placed, executions(&report)))
     }
 
     fn is_right(&self, placed: &Placed) -> Result<bool, ProbeError> {

@@ -16,9 +16,6 @@ pub fn kernel(target: Target, version: Version) -> Kernel {
     // 128-bit registers came with PTX 8.3.
     let wide = version >= Version { major: 8, minor: 3 };
     Kernel {
-        name: "k".into(),
-        target,
-        version,
         params: vec![ParameterDecl {
             name: "p".into(),
             ty: Type::B64,
@@ -26,16 +23,6 @@ pub fn kernel(target: Target, version: Version) -> Kernel {
             align: Some(16),
             pointee: None,
         }],
-        required_block: None,
-        max_block: None,
-        min_ctas_per_sm: None,
-        max_registers: None,
-        required_cluster: None,
-        explicit_cluster: false,
-        max_cluster_rank: None,
-        blocks_are_clusters: false,
-        pragmas: Vec::new(),
-        functions: Vec::new(),
         banks: BANKS.iter().filter(|ty| wide || **ty != Type::B128).map(bank).collect(),
         variables: vec![VariableDecl {
             name: "handed".into(),
@@ -48,9 +35,7 @@ pub fn kernel(target: Target, version: Version) -> Kernel {
             module_level: false,
         }],
         labels: vec!["$end".into()],
-        files: Vec::new(),
-        locations: Vec::new(),
-        body: Vec::new(),
+        ..Kernel::new("k", target, version)
     }
 }
 
