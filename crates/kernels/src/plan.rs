@@ -161,14 +161,19 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Contiguous `[batch, seqlen, heads, dim]` tensors at addresses that are multiples of 16.
+    /// Contiguous `[batch, seqlen, heads, dim]` tensors, or `[total, heads, dim]` of a packed batch, at addresses that are
+    /// multiples of 16.
     pub fn contiguous(problem: &Problem) -> Layout {
+        let strides = |seqlen, heads, dim| {
+            let strides = Strides::bshd(seqlen, heads, dim);
+            if problem.varlen.is_some() { Strides { batch: 0, ..strides } } else { strides }
+        };
         let (q, k) = (problem.seqlen_q, problem.seqlen_k);
         Layout {
-            q: Strides::bshd(q, problem.heads_q, problem.head_dim),
-            k: Strides::bshd(k, problem.heads_kv, problem.head_dim),
-            v: Strides::bshd(k, problem.heads_kv, problem.head_dim_v),
-            out: Strides::bshd(q, problem.heads_q, problem.head_dim_v),
+            q: strides(q, problem.heads_q, problem.head_dim),
+            k: strides(k, problem.heads_kv, problem.head_dim),
+            v: strides(k, problem.heads_kv, problem.head_dim_v),
+            out: strides(q, problem.heads_q, problem.head_dim_v),
             alignment: 16,
         }
     }
