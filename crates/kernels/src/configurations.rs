@@ -41,7 +41,18 @@ pub fn configurations() -> Result<Vec<(String, Program)>, KernelError> {
     for target in TARGETS.iter().filter_map(|name| name.parse::<Target>().ok()) {
         for (variant, dtype, head_dim, head_dim_v, causal, vector, every) in VARIANTS {
             let tiles = crate::plan::square_tiles(target.sm(), head_dim as usize, head_dim_v as usize);
-            let config = Config { target, dtype, head_dim, head_dim_v, causal, window: false, varlen: false, dynamic: false, vector, tiles };
+            let config = Config {
+                target,
+                dtype,
+                head_dim,
+                head_dim_v,
+                causal,
+                window: false,
+                varlen: false,
+                dynamic: false,
+                vector,
+                tiles,
+            };
             for (name, write) in KERNELS.iter().filter(|(name, _)| every || name.starts_with('v')) {
                 all.push((format!("{target}/{name}/{variant}"), write(&config)?));
             }

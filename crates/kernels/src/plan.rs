@@ -7,7 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use arch::{BlockResources, Sm, Target, occupancy};
-use ptx::{Argument, Kernel, KernelError, Launch, L2Promotion, Swizzle, TensorMap, TensorMapError};
+use ptx::{Argument, Kernel, KernelError, L2Promotion, Launch, Swizzle, TensorMap, TensorMapError};
 
 use crate::config::{Config, Program, Tiles};
 use crate::tile::{GROUP, SharedMemory};
@@ -995,7 +995,8 @@ mod tests {
     #[test]
     fn addresses_are_checked() {
         let plan = planned(Stratum::V2Kt, ProblemSpec::new(1, 2, 64, 64), Sm::Sm75, None).unwrap();
-        let buffers = |k, workspaces| Buffers { q: 256, k, v: 512, out: 1024, lse: 2048, workspaces, ..Default::default() };
+        let buffers =
+            |k, workspaces| Buffers { q: 256, k, v: 512, out: 1024, lse: 2048, workspaces, ..Default::default() };
         assert_eq!(plan.launches(&buffers(4096, vec![4096]), None).unwrap().len(), 2);
         let error = plan.launches(&buffers(4100, vec![4096]), None).unwrap_err().to_string();
         assert_eq!(error, "k is at address 0x1004: the plan was made for addresses that are multiples of 16");

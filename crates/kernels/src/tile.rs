@@ -399,7 +399,10 @@ pub struct SharedMemory {
 impl SharedMemory {
     /// All of it.
     pub fn bytes(&self) -> u64 {
-        self.tiles.iter().map(|&(_, rows, columns, bytes)| [rows, columns, bytes].map(u64::from).iter().product::<u64>()).sum()
+        self.tiles
+            .iter()
+            .map(|&(_, rows, columns, bytes)| [rows, columns, bytes].map(u64::from).iter().product::<u64>())
+            .sum()
     }
 
     /// A further tile.

@@ -9,7 +9,9 @@
 
 use std::f32::consts::LOG2_E;
 
-use ptx::{B32, Compare, F32, Global, KernelBuilder, KernelError, Pointer, Pred, Reg, S32, Special, TensorMapParam, U32};
+use ptx::{
+    B32, Compare, F32, Global, KernelBuilder, KernelError, Pointer, Pred, Reg, S32, Special, TensorMapParam, U32,
+};
 
 use crate::accumulator::{Accumulator, OutRows, PerRow, Quad, RowState, Visible};
 use crate::config::{Config, Program, Tiles};
@@ -85,10 +87,9 @@ pub fn default_tiles(problem: &Problem) -> Tiles {
     let columns = problem.head_dim.max(problem.head_dim_v);
     let short = problem.mask != Mask::FULL && problem.seqlen_k < SHORT;
     let (consumers, block_kv) = match columns {
-        ..=64 if short => (2, 128),
-        ..=64 => (3, 128),
-        ..=128 => (2, 128),
-        ..=192 => (2, 112),
+        0..=64 if !short => (3, 128),
+        0..=128 => (2, 128),
+        129..=192 => (2, 112),
         _ => (2, 80),
     };
     Tiles { block_q: consumers * ROWS, block_kv, threads: WARPGROUP * (consumers + 1) }
@@ -111,12 +112,19 @@ pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
     }
     let consumers = block_q / ROWS;
     if threads != WARPGROUP * (consumers + 1) {
-        return refuse("threads", threads, format!("{}: a warpgroup that loads and one for each 64 queries", WARPGROUP * (consumers + 1)));
+        return refuse(
+            "threads",
+            threads,
+            format!("{}: a warpgroup that loads and one for each 64 queries", WARPGROUP * (consumers + 1)),
+        );
     }
     let columns = config.head_dim_v.next_multiple_of(SLAB);
     let most = REGISTERS[consumers as usize - 1].1.min(255) - OTHERS;
     if block_kv / 2 + block_kv / 4 + columns / 2 > most {
-        let allowed = format!("at most {}: a thread of {block_q} queries has {most} registers for scores, exponentials and output", (most.saturating_sub(columns / 2)) * 4 / 3 / 16 * 16);
+        let allowed = format!(
+            "at most {}: a thread of {block_q} queries has {most} registers for scores, exponentials and output",
+            (most.saturating_sub(columns / 2)) * 4 / 3 / 16 * 16
+        );
         return refuse("block_kv", block_kv, allowed);
     }
     Ok(())
@@ -193,7 +201,8 @@ impl<'a> Cta<'a> {
         let v_tiles = memory.reserve(k, "v", STAGES * values.rows, values.columns, 2);
         let barriers = memory.reserve(k, "barriers", geometry.barriers(), 1, BARRIER);
 
-        let [q_tiles, k_tiles, v_tiles, barriers] = [q_tiles, k_tiles, v_tiles, barriers].map(|place| k.address_of(place));
+        let [q_tiles, k_tiles, v_tiles, barriers] =
+            [q_tiles, k_tiles, v_tiles, barriers].map(|place| k.address_of(place));
         let mut used = 0;
         let mut ring = |k: &mut KernelBuilder, tiles: Reg<U32>, step: u32, stages: u32| {
             let place = k.add(barriers, BARRIER * used);
@@ -709,7 +718,13 @@ impl<'a> Consumer<'a> {
         zeros.store(k, self.quad, &rows, [zero; 2]);
     }
 
-    fn store_lse(&self, k: &mut KernelBuilder, rows: &OutRows, lse_rows: PerRow<Pointer<Global>>, lse: PerRow<Reg<F32>>) {
+    fn store_lse(
+        &self,
+        k: &mut KernelBuilder,
+        rows: &OutRows,
+        lse_rows: PerRow<Pointer<Global>>,
+        lse: PerRow<Reg<F32>>,
+    ) {
         for row in 0..2 {
             let one = k.setp_and(Compare::Eq, self.quad.place, 0, rows.inside[row]);
             k.when(one, |k| k.st(lse_rows[row], lse[row]));

@@ -159,7 +159,8 @@ impl Digger {
         tiles: Tiles,
     ) -> Result<Verdict, ComputeError<B::Error>> {
         let Sample { problem, inputs, .. } = &self.sample;
-        let plan = kernels::plan(stratum, problem, Target::best(backend.sm()), &Layout::of(problem, inputs)?, Some(tiles))?;
+        let plan =
+            kernels::plan(stratum, problem, Target::best(backend.sm()), &Layout::of(problem, inputs)?, Some(tiles))?;
         let outputs = compute(backend, &plan, problem, inputs)?.outputs;
         Ok(check(problem, &outputs, &self.reference, &self.plain)?)
     }

@@ -89,7 +89,8 @@ impl KernelBuilder {
     #[track_caller]
     pub fn wgmma_registers(&mut self, d: &[Reg<F32>], a: &[Reg<B32>], b: Reg<U64>, accumulate: Reg<Pred>, ty: Type) {
         let one = || Operand::Integer(1);
-        let operands = vec![registers(d), registers(a), b.register.into(), accumulate.register.into(), one(), one(), one()];
+        let operands =
+            vec![registers(d), registers(a), b.register.into(), accumulate.register.into(), one(), one(), one()];
         self.emit_named(Opcode::Wgmma, &wgmma_names(d.len(), ty), operands);
     }
 
