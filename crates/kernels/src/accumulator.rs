@@ -136,15 +136,47 @@ impl Accumulator {
         });
     }
 
-    /// The elements rounded to the 16-bit type, as the left factor of the next product: for each 16 columns four
-    /// registers (PTX ISA, same sections: fragment A). Goes to `to`, which has a quarter of the columns.
+    /// The elements rounded to the type, as the left factor of the next product: for each 16 columns four registers of a 16-bit
+    /// type, two of an 8-bit one (PTX ISA, same sections: fragment A), the latter's columns in the order that
+    /// [`Transposer`](crate::hopper::Transposer) says. Goes to `to`.
     #[track_caller]
     pub fn narrow_to(&self, k: &mut KernelBuilder, dtype: Dtype, to: &[Reg<B32>]) {
         k.at(Location::caller(), |k| {
+            if dtype == Dtype::E4m3 {
+                for (pair, to) in self.values.chunks_exact(8).zip(to.chunks_exact(2)) {
+                    for (row, &to) in to.iter().enumerate() {
+                        let [low, high] = [0, 4].map(|fragment| {
+                            let first = fragment + 2 * row;
+                            k.cvt_e4m3x2(pair[first + 1], pair[first])
+                        });
+                        k.pack_to(to, low, high);
+                    }
+                }
+                return;
+            }
             for (pair, &to) in self.values.chunks_exact(2).zip(to) {
                 match dtype {
                     Dtype::Bf16 => k.cvt_bf16x2_to(to.cast(), pair[1], pair[0]),
                     _ => k.cvt_f16x2_to(to.cast(), pair[1], pair[0]),
+                }
+            }
+        });
+    }
+
+    /// Stores the rows, each multiplied by its factor and rounded to `rows.dtype`, where of every 16 columns the first 8 are the
+    /// even ones of the output and the others the odd ones: a lane has four neighbours.
+    #[track_caller]
+    pub fn store_interleaved(&self, k: &mut KernelBuilder, quad: Quad, rows: &OutRows, factors: PerRow<Reg<F32>>) {
+        k.at(Location::caller(), |k| {
+            let column = k.mul(quad.place, FRAGMENT / 2);
+            for row in 0..2 {
+                for (group, fragments) in self.values.chunks_exact(8).enumerate() {
+                    let words = [0, 1].map(|column| {
+                        let [low, high] =
+                            [0, 4].map(|fragment| k.mul(fragments[fragment + 2 * row + column], factors[row]));
+                        rows.pack(k, high, low)
+                    });
+                    rows.store(k, row, group as u32 * 2 * FRAGMENT, column, &words);
                 }
             }
         });
@@ -168,16 +200,13 @@ impl Accumulator {
                     .chunks_exact(4)
                     .map(|fragment| {
                         let [low, high] = [0, 1].map(|column| k.mul(fragment[2 * row + column], factors[row]));
-                        match rows.dtype {
-                            Dtype::Bf16 => k.cvt_bf16x2(high, low).bits(),
-                            _ => k.cvt_f16x2(high, low).bits(),
-                        }
+                        rows.pack(k, high, low)
                     })
                     .collect();
                 for (group, words) in words.chunks(4).enumerate() {
                     let words = transpose_in_quad(k, words, odd);
                     let first = group as u32 * 4 * FRAGMENT;
-                    rows.store_eight(k, row, first, column, &words);
+                    rows.store(k, row, first, column, &words);
                 }
             }
         });
@@ -230,8 +259,17 @@ pub struct OutRows {
 }
 
 impl OutRows {
-    /// Stores eight columns, from `first + column` on; those past the end are left out.
-    fn store_eight(&self, k: &mut KernelBuilder, row: usize, first: u32, column: Reg<U32>, words: &[Reg<B32>; 4]) {
+    /// Two elements, rounded.
+    fn pack(&self, k: &mut KernelBuilder, high: Reg<F32>, low: Reg<F32>) -> Reg<B32> {
+        match self.dtype {
+            Dtype::Bf16 => k.cvt_bf16x2(high, low).bits(),
+            _ => k.cvt_f16x2(high, low).bits(),
+        }
+    }
+
+    /// Stores this lane's share of the quad's columns, two in each word, from `first + column` on; those past the end are left
+    /// out.
+    fn store(&self, k: &mut KernelBuilder, row: usize, first: u32, column: Reg<U32>, words: &[Reg<B32>]) {
         if first >= self.columns {
             return;
         }
@@ -246,20 +284,17 @@ impl OutRows {
             let place = Pointer::<Global>::at(place).offset(i64::from((first + offset) * self.dtype.bytes() as u32));
             k.when(inside, |k| words.store(k, place));
         };
-        let whole = first + 4 * FRAGMENT <= self.columns;
-        match self.vector {
-            8 => store(k, 0, whole, Words::Full(words.to_vec())),
-            2 | 4 => {
-                let step = self.vector / 2;
-                for (index, words) in words.chunks(step as usize).enumerate() {
-                    store(k, index as u32 * self.vector, whole, Words::Full(words.to_vec()));
-                }
+        let share = 2 * words.len() as u32;
+        let whole = first + 4 * share <= self.columns;
+        if self.vector > 1 {
+            let vector = self.vector.min(share);
+            for (index, words) in words.chunks(vector as usize / 2).enumerate() {
+                store(k, index as u32 * vector, whole, Words::Full(words.to_vec()));
             }
-            _ => {
-                for (index, &word) in words.iter().enumerate() {
-                    for (half, value) in k.unpack(word).into_iter().enumerate() {
-                        store(k, (2 * index + half) as u32, whole, Words::Half(value));
-                    }
+        } else {
+            for (index, &word) in words.iter().enumerate() {
+                for (half, value) in k.unpack(word).into_iter().enumerate() {
+                    store(k, (2 * index + half) as u32, whole, Words::Half(value));
                 }
             }
         }
@@ -275,13 +310,22 @@ pub struct RowState {
     sum: PerRow<Reg<F32>>,
     /// What takes a score to an exponent to base 2.
     scale: Reg<F32>,
+    /// By how much the exponents are raised.
+    raise: f32,
 }
 
 impl RowState {
-    /// A state that holds nothing yet, of scores that are to be multiplied by `scale`, which has a factor `log2(e)`.
+    /// A state that holds nothing yet, of scores that are to be multiplied by `scale`, which has a factor `log2(e)`, and whose
+    /// exponentials are `2^raise` times as large as they would be.
     #[track_caller]
-    pub fn new(k: &mut KernelBuilder, scale: Reg<F32>) -> Self {
-        Self { max: [k.reg(), k.reg()], sum: [k.reg(), k.reg()], scale }
+    pub fn new(k: &mut KernelBuilder, scale: Reg<F32>, raise: f32) -> Self {
+        Self { max: [k.reg(), k.reg()], sum: [k.reg(), k.reg()], scale, raise }
+    }
+
+    /// One that holds nothing yet, of scores that are to be multiplied by another scale.
+    #[track_caller]
+    pub fn another(&self, k: &mut KernelBuilder, scale: Reg<F32>) -> Self {
+        Self::new(k, scale, self.raise)
     }
 
     /// The state before any key.
@@ -291,7 +335,19 @@ impl RowState {
         self.sum.iter().for_each(|&sum| k.mov_to(sum, 0.0));
     }
 
-    /// Takes another state over.
+    /// Changes what scores are multiplied by, which must be a register of this state's own.
+    #[track_caller]
+    pub fn set_scale(&self, k: &mut KernelBuilder, scale: Reg<F32>) {
+        k.mov_to(self.scale, scale);
+    }
+
+    /// What is added to scaled scores for their exponents: takes the largest to `raise`.
+    fn base(&self, k: &mut KernelBuilder, max: Reg<F32>) -> Reg<F32> {
+        let negative = k.neg(max);
+        k.fma(negative, self.scale, self.raise)
+    }
+
+    /// Takes another state over, but for its scale.
     #[track_caller]
     pub fn set(&self, k: &mut KernelBuilder, other: &Self) {
         for (&to, &from) in self.max.iter().zip(&other.max).chain(self.sum.iter().zip(&other.sum)) {
@@ -307,16 +363,16 @@ impl RowState {
             let largest = scores.row_max(k);
             let rescale = [0, 1].map(|row| {
                 let max = self.max[row];
-                let before = k.mov(max);
+                let before = self.base(k, max);
                 k.max_to(max, max, largest[row]);
                 let base = if finite { max } else { finite_max(k, max) };
-                let base = k.mul(base, self.scale);
-                let base = k.neg(base);
+                let base = self.base(k, base);
                 for (_, score) in scores.row(row) {
                     k.fma_to(score, score, self.scale, base);
                     k.ex2_to(score, score);
                 }
-                let change = k.fma(before, self.scale, base);
+                // As the exponentials before were rounded: exact where scores are so large that the bases are not.
+                let change = k.sub(base, before);
                 k.ex2(change)
             });
             let sums = scores.thread_sums(k);
@@ -340,7 +396,8 @@ impl RowState {
             });
             let lse = [0, 1].map(|row| {
                 let log = k.lg2(sums[row]);
-                let log = k.fma(self.max[row], self.scale, log);
+                let base = self.base(k, self.max[row]);
+                let log = k.sub(log, base);
                 k.mul(log, LN_2)
             });
             (inverse, lse)

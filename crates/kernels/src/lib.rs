@@ -25,5 +25,5 @@ pub use config::{Config, Program, Tiles};
 pub use plan::{Buffers, Coverage, Layout, Plan, PlanError, Stratum, plan};
 pub use problem::{CompulsoryBytes, Feature, Mask, ParseProblemError, Problem, ProblemError, ProblemSpec, Varlen};
 pub use reference::{HeadOutput, plain, reference};
-pub use tensor::{Dtype, InputError, Inputs, Outputs, Strides, Tensor, TensorError, normals};
+pub use tensor::{Descales, Dtype, InputError, Inputs, Outputs, Strides, Tensor, TensorError, normals};
 pub use tolerance::{Verdict, Wrong, check, check_exact, check_within};

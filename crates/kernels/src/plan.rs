@@ -35,7 +35,7 @@ pub struct Coverage {
     pub min_sm: Sm,
     /// What the target must have beside that; later architectures may not.
     pub needs: Option<arch::Feature>,
-    /// Types of q, k, v and out.
+    /// Types of q, k and v.
     pub dtypes: &'static [Dtype],
     /// The largest `head_dim` and `head_dim_v`; the smallest is 1.
     pub max_head_dim: usize,
@@ -68,7 +68,7 @@ impl Stratum {
         let on_cuda_cores = Coverage {
             min_sm: Sm::Sm75,
             needs: None,
-            dtypes: &Dtype::ALL,
+            dtypes: &Dtype::UNSCALED,
             max_head_dim: 128,
             // Positions are signed 32-bit numbers, and a tile may reach past the end.
             max_seqlen: i32::MAX as usize - 2 * MAX_BLOCK as usize,
@@ -79,7 +79,7 @@ impl Stratum {
             Stratum::V3 => Coverage {
                 min_sm: Sm::Sm90,
                 needs: Some(arch::Feature::Wgmma),
-                dtypes: &[Dtype::F16, Dtype::Bf16],
+                dtypes: &[Dtype::F16, Dtype::Bf16, Dtype::E4m3],
                 max_head_dim: 256,
                 max_seqlen: PACKED_END as usize,
                 features: &[
@@ -195,7 +195,7 @@ impl Layout {
 
     /// The elements, 1, 2, 4 or 8, by which every row of the output can be accessed.
     fn out_vector(&self, problem: &Problem) -> u32 {
-        let bytes = problem.dtype.bytes() as u64;
+        let bytes = problem.dtype.out().bytes() as u64;
         let Strides { batch, seq, head } = self.out;
         let fits = |elements: &u32| {
             let steps = [batch, seq, head, problem.head_dim_v];
@@ -248,6 +248,12 @@ pub enum Buffer {
     CuSeqlensQ,
     /// The same of keys.
     CuSeqlensK,
+    /// What the elements of 8-bit queries are multiplied by.
+    QDescale,
+    /// The same of keys.
+    KDescale,
+    /// The same of values.
+    VDescale,
     /// One of [`Plan::workspaces`].
     Workspace(usize),
 }
@@ -297,6 +303,12 @@ pub struct Buffers {
     pub cu_seqlens_q: u64,
     /// `cu_seqlens_k` of a packed batch, 32-bit integers.
     pub cu_seqlens_k: u64,
+    /// Of 8-bit inputs, their descales, f32.
+    pub q_descale: u64,
+    /// The same of keys.
+    pub k_descale: u64,
+    /// The same of values.
+    pub v_descale: u64,
     /// One per [`Plan::workspaces`], each a multiple of 16.
     pub workspaces: Vec<u64>,
 }
@@ -577,7 +589,7 @@ pub fn plan(
         config,
         launches,
         workspaces,
-        alignment: u64::from(config.vector) * problem.dtype.bytes() as u64,
+        alignment: u64::from(config.vector) * problem.dtype.out().bytes() as u64,
         batch: problem.batch,
         heads_q: problem.heads_q,
     })
@@ -720,12 +732,17 @@ impl Planner<'_> {
             arguments.push(ArgRef::U32(problem.total_q() as u32));
         }
         arguments.push(ArgRef::F32(problem.scale() as f32));
+        if problem.dtype.is_scaled() {
+            arguments.extend([Buffer::QDescale, Buffer::KDescale, Buffer::VDescale].map(ArgRef::Buffer));
+            arguments.push(ArgRef::U32(problem.heads_kv as u32));
+        }
         if config.dynamic {
             let counter = self.workspace("counter", &[8])?;
             self.workspaces.iter_mut().for_each(|workspace| workspace.zeroed = true);
             arguments.push(ArgRef::Buffer(counter));
         }
         let Program { kernel, shared } = v3::v3(&config)?;
+        self.fits(&shared)?;
         self.launches.push(LaunchPlan {
             block: kernel.required_block.unwrap_or([config.tiles.threads, 1, 1]),
             kernel,
@@ -741,7 +758,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// A tensor's map for the copy engine, by boxes of 64 columns and so many rows.
+    /// A tensor's map for the copy engine, by boxes of a slab's columns and so many rows.
     fn tensor_map(&self, buffer: Buffer, argument: &'static str, rows: u32) -> Result<ArgRef, PlanError> {
         let problem = self.problem;
         let (strides, seqlen, heads, dim) = match buffer {
@@ -749,7 +766,7 @@ impl Planner<'_> {
             Buffer::K => (self.layout.k, problem.seqlen_k, problem.heads_kv, problem.head_dim),
             _ => (self.layout.v, problem.seqlen_k, problem.heads_kv, problem.head_dim_v),
         };
-        let bytes = problem.dtype.bytes() as u64;
+        let (bytes, slab) = (problem.dtype.bytes() as u64, hopper::slab(problem.dtype));
         // Of a dimension that has one element or none, the stride says nothing.
         let stride = |extent: usize, stride: usize| if extent <= 1 { 16 } else { stride as u64 * bytes };
         let (row, head) = (stride(seqlen, strides.seq), stride(heads, strides.head));
@@ -758,11 +775,11 @@ impl Planner<'_> {
             let row = strides.seq as u64 * bytes;
             let end = PACKED_END as u64;
             let back = (1u64 << 34).wrapping_sub(row);
-            (vec![dim, end, heads, end, end + 1], vec![row, head, row, back], vec![hopper::SLAB, rows, 1, 1, 1])
+            (vec![dim, end, heads, end, end + 1], vec![row, head, row, back], vec![slab, rows, 1, 1, 1])
         } else {
             let batch = stride(problem.batch, strides.batch);
             let (seqlen, batches) = (seqlen.max(1) as u64, problem.batch as u64);
-            (vec![dim, seqlen, heads, batches], vec![row, head, batch], vec![hopper::SLAB, rows, 1, 1])
+            (vec![dim, seqlen, heads, batches], vec![row, head, batch], vec![slab, rows, 1, 1])
         };
         let mut map = TensorMap::dense(problem.dtype.element(), 0, &sizes, &strides, &boxes);
         map.swizzle = Swizzle::Bytes128;
@@ -800,7 +817,8 @@ impl Planner<'_> {
     }
 
     fn tensor(&self, buffer: Buffer, name: &'static str, strides: Strides) -> Result<Vec<ArgRef>, PlanError> {
-        let bytes = |stride: usize| stride as u128 * self.problem.dtype.bytes() as u128;
+        let dtype = if buffer == Buffer::Out { self.problem.dtype.out() } else { self.problem.dtype };
+        let bytes = |stride: usize| stride as u128 * dtype.bytes() as u128;
         tensor(buffer, name, [bytes(strides.batch), bytes(strides.head), bytes(strides.seq)])
     }
 
@@ -811,6 +829,16 @@ impl Planner<'_> {
         Ok(Buffer::Workspace(self.workspaces.len() - 1))
     }
 
+    /// Whether a block may have so much shared memory.
+    fn fits(&self, shared: &SharedMemory) -> Result<(), PlanError> {
+        let (stratum, sm) = (self.stratum, self.config.target.sm());
+        let allowed = sm.limits().shared_opt_in_per_block;
+        if shared.bytes() > u64::from(allowed) {
+            return Err(PlanError::Shared { stratum, sum: shared.to_string(), allowed, sm });
+        }
+        Ok(())
+    }
+
     /// Adds a launch of `blocks` CTAs per head; none when there is no CTA.
     fn launch(
         &mut self,
@@ -819,12 +847,9 @@ impl Planner<'_> {
         blocks: u64,
         arguments: Vec<ArgRef>,
     ) -> Result<(), PlanError> {
-        let (problem, stratum, sm) = (self.problem, self.stratum, self.config.target.sm());
+        let problem = self.problem;
         let Program { kernel, shared } = write(&self.config)?;
-        let allowed = sm.limits().shared_opt_in_per_block;
-        if shared.bytes() > u64::from(allowed) {
-            return Err(PlanError::Shared { stratum, sum: shared.to_string(), allowed, sm });
-        }
+        self.fits(&shared)?;
         let (heads, group) = match heads {
             Heads::Query => (problem.heads_q, problem.group()),
             Heads::Key => (problem.heads_kv, 1),
@@ -906,6 +931,9 @@ impl Plan {
             Buffer::Lse => buffers.lse,
             Buffer::CuSeqlensQ => buffers.cu_seqlens_q,
             Buffer::CuSeqlensK => buffers.cu_seqlens_k,
+            Buffer::QDescale => buffers.q_descale,
+            Buffer::KDescale => buffers.k_descale,
+            Buffer::VDescale => buffers.v_descale,
             Buffer::Workspace(index) => buffers.workspaces.get(index).copied().unwrap_or(0),
         };
         let argument = |argument: &ArgRef| match *argument {
@@ -1007,7 +1035,7 @@ mod tests {
     #[test]
     fn arguments_are_the_kernels_parameters() {
         for stratum in Stratum::ON_CUDA_CORES {
-            for dtype in Dtype::ALL {
+            for dtype in Dtype::UNSCALED {
                 let plan = planned(stratum, ProblemSpec::new(2, 2, 65, 40).dtype(dtype), Sm::Sm80, None).unwrap();
                 let workspaces = vec![1 << 20; plan.workspaces.len()];
                 for launch in plan.launches(&Buffers { workspaces, ..Default::default() }, None).unwrap() {

@@ -95,7 +95,7 @@ impl fmt::Display for Wrong {
 }
 
 /// Compares with the reference: `max |out - ref| <= 2 max |pt - ref| + 2 max |((ref + 0.3) - 0.3) - ref|`, the last term
-/// in the input type, and in f32 also `||out - ref|| / ||ref|| < 1e-5`; lse within `1e-3 + 4 ulp`.
+/// in the output's type, and in f32 also `||out - ref|| / ||ref|| < 1e-5`; lse within `1e-3 + 4 ulp`.
 ///
 /// `reference` and `plain` are the same heads, of [`reference`](crate::reference()) and [`plain`](crate::plain): the heads that are compared.
 ///
@@ -107,7 +107,7 @@ pub fn check(
     reference: &[HeadOutput],
     plain: &[HeadOutput],
 ) -> Result<Verdict, InputError> {
-    let bound = bound(problem.dtype, reference, plain);
+    let bound = bound(problem.dtype.out(), reference, plain);
     let mut verdict = compare(problem, outputs, reference, |_| bound)?;
     verdict.bound = bound;
     // Written so that NaN fails.
@@ -123,7 +123,7 @@ pub fn check(
 /// # Errors
 /// When the outputs are not of the problem's type and shape, or it has no such head.
 pub fn check_exact(problem: &Problem, outputs: &Outputs, expected: &[HeadOutput]) -> Result<Verdict, InputError> {
-    compare(problem, outputs, expected, |expected| problem.dtype.ulp(expected))
+    compare(problem, outputs, expected, |expected| problem.dtype.out().ulp(expected))
 }
 
 /// Compares with a fixed bound on `max |out - expected|`; lse within `1e-3 + 4 ulp`.
@@ -285,7 +285,7 @@ mod tests {
                 let outputs = Outputs::from_heads(&problem, &head(got)).unwrap();
                 check_exact(&problem, &outputs, &head(expected)).unwrap().passed()
             };
-            let ulp = dtype.ulp(3.0);
+            let ulp = dtype.out().ulp(3.0);
             assert!(exact(3.0, 3.0) && exact(3.0 + ulp, 3.0) && exact(3.0 - ulp, 3.0));
             assert!(!exact(3.0 + 2.0 * ulp, 3.0) && !exact(f64::NAN, 3.0) && !exact(1e-3, 0.0));
         }

@@ -5,20 +5,26 @@
 //! another computes on: the scores of the next block are under way while the values of this one are multiplied, and while a
 //! warpgroup has the tensor cores the others exponentiate. CTAs stay, and a tile's last product runs beside the next tile's first.
 //!
+//! On 8-bit inputs the matrix instructions want both factors' inner dimension contiguous, and that of values is not: the other
+//! three warps of the warpgroup that loads turn each tile of values once it has come.
+//!
 //! What it shows: the tensor cores are hardly ever idle; below 128 columns the exponentials are as much the limit.
 
 use std::f32::consts::LOG2_E;
 
 use ptx::{
-    B32, Compare, F32, Global, KernelBuilder, KernelError, Pointer, Pred, Reg, S32, Special, TensorMapParam, U32,
+    Along, B32, Compare, F32, Global, KernelBuilder, KernelError, Pointer, Pred, Reg, S32, Special, TensorMapParam,
+    U32, U64,
 };
 
 use crate::accumulator::{Accumulator, OutRows, PerRow, Quad, RowState, Visible};
 use crate::config::{Config, Program, Tiles};
-use crate::hopper::{BARRIER, Cursor, ROWS, Ring, SLAB, Tile, Turns, WARPGROUP, multiply_columns, multiply_rows};
+use crate::hopper::{
+    BARRIER, Cursor, ROWS, Ring, Tile, Transposer, Turns, WARPGROUP, multiply_registers, multiply_rows, slab,
+};
 use crate::schedule::{Schedule, Work};
 use crate::tile::SharedMemory;
-use crate::{Mask, PlanError, Problem};
+use crate::{Dtype, Mask, PlanError, Problem};
 
 /// Registers per thread of the loading warpgroup and of the computing ones, by how many compute. Together they are what
 /// the CTA was launched with.
@@ -26,6 +32,13 @@ const REGISTERS: [(u32, u32); 3] = [(56, 256), (24, 240), (32, 160)];
 
 /// Tiles of keys, and of values, on their way or in use.
 const STAGES: u32 = 2;
+
+/// Warps of the loading warpgroup that turn tiles of values.
+const TRANSPOSERS: u32 = 3;
+
+/// What 8-bit exponentials are multiplied by, to base 2: the largest is 256 where 448 is the most, and the least that is not 0
+/// is 2^-17 of it.
+const RAISE: f32 = 8.0;
 
 /// How the tiles of a configuration lie in shared memory.
 #[derive(Clone, Copy, Debug)]
@@ -36,8 +49,10 @@ pub struct Geometry {
     pub queries: Tile,
     /// A block of keys.
     pub keys: Tile,
-    /// A block of values.
+    /// A block of values, as it is loaded.
     pub values: Tile,
+    /// The same, turned, where matrix instructions want it so.
+    pub turned: Option<Tile>,
     /// Tiles of queries for each warpgroup: two, where there is room for the next while one is in use.
     pub query_stages: u32,
 }
@@ -45,13 +60,15 @@ pub struct Geometry {
 impl Geometry {
     /// Of a configuration, where a block has `limit` bytes of shared memory.
     pub fn new(config: &Config, limit: u32) -> Self {
-        let padded = |columns: u32| columns.next_multiple_of(SLAB);
-        let block_kv = config.tiles.block_kv;
+        let (block_kv, dtype) = (config.tiles.block_kv, config.dtype);
+        let tile = |rows, columns| Tile { rows, columns: padded(dtype, columns), dtype };
+        let values = tile(block_kv, config.head_dim_v);
         let mut geometry = Self {
             consumers: config.tiles.block_q / ROWS,
-            queries: Tile { rows: ROWS, columns: padded(config.head_dim) },
-            keys: Tile { rows: block_kv, columns: padded(config.head_dim) },
-            values: Tile { rows: block_kv, columns: padded(config.head_dim_v) },
+            queries: tile(ROWS, config.head_dim),
+            keys: tile(block_kv, config.head_dim),
+            values,
+            turned: dtype.is_scaled().then_some(Tile { rows: values.columns, columns: block_kv, dtype }),
             query_stages: 2,
         };
         if geometry.bytes() > limit {
@@ -68,12 +85,20 @@ impl Geometry {
     /// Shared memory in all.
     pub fn bytes(&self) -> u32 {
         let queries = self.query_stages * self.consumers * self.queries.bytes();
-        queries + STAGES * (self.keys.bytes() + self.values.bytes()) + BARRIER * self.barriers()
+        let turned = self.turned.map_or(0, Tile::bytes);
+        queries + STAGES * (self.keys.bytes() + self.values.bytes() + turned) + BARRIER * self.barriers()
     }
 
+    /// Barriers, and words of as many bytes after them: the numbers of the next tiles, and whether loading has ended.
     fn barriers(&self) -> u32 {
-        2 * (self.query_stages * self.consumers + 2 * STAGES + NEXT_STAGES) + NEXT_STAGES
+        let turned = if self.turned.is_some() { 3 * STAGES } else { 0 };
+        2 * (self.query_stages * self.consumers + 2 * STAGES + NEXT_STAGES) + NEXT_STAGES + turned
     }
+}
+
+/// Columns of a tile: in the slabs of 16-bit types all of them, of 8-bit ones as many as are turned together.
+fn padded(dtype: Dtype, columns: u32) -> u32 {
+    columns.next_multiple_of(if dtype.is_scaled() { 32 } else { slab(dtype) })
 }
 
 /// Places for the number of the next tile, and the barriers of each.
@@ -88,6 +113,8 @@ pub fn default_tiles(problem: &Problem) -> Tiles {
     let short = problem.mask != Mask::FULL && problem.seqlen_k < SHORT;
     let (consumers, block_kv) = match columns {
         0..=64 if !short => (3, 128),
+        65..=128 if problem.dtype.is_scaled() && problem.mask == Mask::FULL => (2, 224),
+        129.. if problem.dtype.is_scaled() => (2, 128),
         0..=128 => (2, 128),
         129..=192 => (2, 112),
         _ => (2, 80),
@@ -107,8 +134,10 @@ pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
     if ![ROWS, 2 * ROWS, 3 * ROWS].contains(&block_q) {
         return refuse("block_q", block_q, "64, 128 or 192".into());
     }
-    if block_kv == 0 || !block_kv.is_multiple_of(16) || block_kv > 256 {
-        return refuse("block_kv", block_kv, "a multiple of 16, at most 256".into());
+    // The inner dimension of a matrix instruction.
+    let step = 32 / config.dtype.bytes() as u32;
+    if block_kv == 0 || !block_kv.is_multiple_of(step) || block_kv > 256 {
+        return refuse("block_kv", block_kv, format!("a multiple of {step}, at most 256"));
     }
     let consumers = block_q / ROWS;
     if threads != WARPGROUP * (consumers + 1) {
@@ -118,12 +147,14 @@ pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
             format!("{}: a warpgroup that loads and one for each 64 queries", WARPGROUP * (consumers + 1)),
         );
     }
-    let columns = config.head_dim_v.next_multiple_of(SLAB);
+    let columns = padded(config.dtype, config.head_dim_v);
     let most = REGISTERS[consumers as usize - 1].1.min(255) - OTHERS;
-    if block_kv / 2 + block_kv / 4 + columns / 2 > most {
+    let needed = |block_kv: u32| block_kv / 2 + block_kv * config.dtype.bytes() as u32 / 8 + columns / 2;
+    if needed(block_kv) > most {
+        let largest = (0..block_kv).step_by(step as usize).rfind(|&block_kv| needed(block_kv) <= most);
         let allowed = format!(
             "at most {}: a thread of {block_q} queries has {most} registers for scores, exponentials and output",
-            (most.saturating_sub(columns / 2)) * 4 / 3 / 16 * 16
+            largest.unwrap_or(0)
         );
         return refuse("block_kv", block_kv, allowed);
     }
@@ -157,10 +188,27 @@ struct Cta<'a> {
     /// Of each computing warpgroup.
     queries: Vec<Ring>,
     keys: Ring,
+    /// As matrix instructions read them.
     values: Ring,
+    /// Where they are loaded, to be turned.
+    loaded: Option<Loaded>,
     /// Where the loading warp says which tile is next, and the numbers themselves.
     next: Ring,
     numbers: Reg<U32>,
+}
+
+/// Values that are to be turned.
+#[derive(Clone, Copy)]
+struct Loaded {
+    ring: Ring,
+    /// Of each tile, a word that is not 0 where no more tiles come.
+    ended: Reg<U32>,
+}
+
+impl Loaded {
+    fn ended(&self, k: &mut KernelBuilder, at: Cursor) -> Pointer<ptx::Shared> {
+        Pointer::at(Ring { tiles: self.ended, step: BARRIER, ..self.ring }.tile(k, at))
+    }
 }
 
 /// The kernel.
@@ -195,14 +243,19 @@ impl<'a> Cta<'a> {
         schedule: Schedule,
         memory: &mut SharedMemory,
     ) -> Self {
-        let Geometry { consumers, queries, keys, values, query_stages } = geometry;
-        let q_tiles = memory.reserve(k, "q", query_stages * consumers * queries.rows, queries.columns, 2);
-        let k_tiles = memory.reserve(k, "k", STAGES * keys.rows, keys.columns, 2);
-        let v_tiles = memory.reserve(k, "v", STAGES * values.rows, values.columns, 2);
+        let Geometry { consumers, queries, keys, values, turned, query_stages } = geometry;
+        let mut reserve = |k: &mut KernelBuilder, name, tiles, tile: Tile| {
+            let row = tile.bytes() / tile.rows;
+            let place =
+                memory.reserve(k, name, tiles * tile.rows, row / tile.dtype.bytes() as u32, tile.dtype.bytes() as u32);
+            k.address_of(place)
+        };
+        let q_tiles = reserve(k, "q", query_stages * consumers, queries);
+        let k_tiles = reserve(k, "k", STAGES, keys);
+        let v_tiles = reserve(k, "v", STAGES, values);
+        let turned_tiles = turned.map(|turned| reserve(k, "v_turned", STAGES, turned));
         let barriers = memory.reserve(k, "barriers", geometry.barriers(), 1, BARRIER);
-
-        let [q_tiles, k_tiles, v_tiles, barriers] =
-            [q_tiles, k_tiles, v_tiles, barriers].map(|place| k.address_of(place));
+        let barriers = k.address_of(barriers);
         let mut used = 0;
         let mut ring = |k: &mut KernelBuilder, tiles: Reg<U32>, step: u32, stages: u32| {
             let place = k.add(barriers, BARRIER * used);
@@ -217,19 +270,31 @@ impl<'a> Cta<'a> {
             .collect();
         let kv = ring(k, k_tiles, keys.bytes(), STAGES);
         let v = ring(k, v_tiles, values.bytes(), STAGES);
+        let turned = turned_tiles.zip(turned).map(|(tiles, turned)| ring(k, tiles, turned.bytes(), STAGES));
         let next = ring(k, barriers, BARRIER, NEXT_STAGES);
         let numbers = k.add(barriers, BARRIER * used);
+        let loaded = turned.map(|_| Loaded { ring: v, ended: k.add(numbers, BARRIER * NEXT_STAGES) });
 
         let thread = k.tid_x();
         let lane = k.and(thread, 31);
         // Read from one lane, so that the assembler knows it is the same in all.
         let warpgroup = k.shr(thread, WARPGROUP.ilog2());
         let warpgroup = k.shfl_idx(warpgroup, 0);
-        let cta = Self { config, geometry, schedule, warpgroup, lane, queries: q, keys: kv, values: v, next, numbers };
+        let values = turned.unwrap_or(v);
+        let cta =
+            Self { config, geometry, schedule, warpgroup, lane, queries: q, keys: kv, values, loaded, next, numbers };
         let first = k.setp(Compare::Eq, thread, 0);
         k.if_(first, |k| {
-            cta.queries.iter().for_each(|ring| ring.init(k, 4));
-            [cta.keys, cta.values, cta.next].iter().for_each(|ring| ring.init(k, 4 * consumers));
+            cta.queries.iter().for_each(|ring| ring.init(k, 1, 4));
+            [cta.keys, cta.next].iter().for_each(|ring| ring.init(k, 1, 4 * consumers));
+            cta.values.init(k, if loaded.is_some() { TRANSPOSERS } else { 1 }, 4 * consumers);
+            if let Some(Loaded { ring, ended }) = loaded {
+                ring.init(k, 1, TRANSPOSERS);
+                let zero = k.mov::<U32>(0);
+                for stage in 0..STAGES {
+                    k.st(Pointer::<ptx::Shared>::at(ended).offset((BARRIER * stage).into()), zero);
+                }
+            }
             k.fence_mbarrier_init();
         });
         k.bar_sync(0);
@@ -305,7 +370,8 @@ fn produce(k: &mut KernelBuilder, cta: &Cta, [q_map, k_map, v_map]: [TensorMapPa
                             let key = work.key(k, block, block_kv);
                             let packed = work.first_k.map(|first| (first, work.seqlen_k));
                             let rows = cta.rows(k, key, work.kv_head, work.batch, packed);
-                            for (ring, tile, map) in [(cta.keys, keys, k_map), (cta.values, values, v_map)] {
+                            let to_values = cta.loaded.map_or(cta.values, |loaded| loaded.ring);
+                            for (ring, tile, map) in [(cta.keys, keys, k_map), (to_values, values, v_map)] {
                                 let full = ring.begin_filling(k, at_keys, tile.bytes());
                                 let to = ring.tile(k, at_keys);
                                 tile.load(k, to, map, &rows, full);
@@ -325,6 +391,13 @@ fn produce(k: &mut KernelBuilder, cta: &Cta, [q_map, k_map, v_map]: [TensorMapPa
                 k.mov_to(tile, following);
             },
         );
+        if let Some(loaded) = cta.loaded {
+            loaded.ring.wait_empty(k, at_keys);
+            let place = loaded.ended(k, at_keys);
+            let ended = k.mov::<U32>(1);
+            k.st(place, ended);
+            loaded.ring.fill(k, at_keys);
+        }
         if let Some(counter) = counter {
             // The last CTA to end leaves the counters as it found them.
             let last = k.sub(ctas, 1);
@@ -334,6 +407,37 @@ fn produce(k: &mut KernelBuilder, cta: &Cta, [q_map, k_map, v_map]: [TensorMapPa
             k.when(all, |k| k.st(Pointer::<Global>::at(counter), zero));
         }
     });
+    if let (Some(loaded), Some(turned)) = (cta.loaded, cta.geometry.turned) {
+        let warp = k.shr(thread, 5);
+        let warp = k.shfl_idx(warp, 0);
+        let turns = k.setp(Compare::Ge, warp, 1);
+        k.if_(turns, |k| turn(k, cta, loaded, (values, turned), warp));
+    }
+}
+
+/// The warps that turn values: tile after tile, until no more come.
+fn turn(k: &mut KernelBuilder, cta: &Cta, loaded: Loaded, (values, turned): (Tile, Tile), warp: Reg<U32>) {
+    let place = k.sub(warp, 1);
+    let transposer = Transposer::new(k, place, cta.lane, TRANSPOSERS);
+    let leader = k.setp(Compare::Eq, cta.lane, 0);
+    // Both rings have as many tiles: one cursor is that of both.
+    let at = Cursor::new(k);
+    k.while_(
+        |k| {
+            loaded.ring.wait_full(k, at);
+            let ended = loaded.ended(k, at);
+            let ended = k.ld::<U32, _>(ended);
+            k.setp(Compare::Eq, ended, 0)
+        },
+        |k| {
+            cta.values.wait_empty(k, at);
+            let (from, to) = (loaded.ring.tile(k, at), cta.values.tile(k, at));
+            transposer.turn(k, (values, from), (turned, to));
+            cta.values.fill_part(k, at, leader);
+            loaded.ring.release(k, at, leader);
+            loaded.ring.advance(k, at);
+        },
+    );
 }
 
 /// Where the number of the next tile lies.
@@ -345,22 +449,39 @@ fn number(k: &mut KernelBuilder, cta: &Cta, at: Cursor) -> Pointer<ptx::Shared> 
 /// The tensors a kernel writes: kernel parameters.
 struct Results {
     out: ResultTensor,
-    lse: Reg<ptx::U64>,
+    lse: Reg<U64>,
     /// Queries of a packed batch in all.
     total_q: Option<Reg<U32>>,
     scale: Reg<F32>,
+    descales: Option<DescaleParams>,
+}
+
+/// Where the descales are.
+struct DescaleParams {
+    /// Of q, k and v.
+    tensors: [Reg<U64>; 3],
+    heads_kv: Reg<U32>,
+}
+
+/// The numbers of a tile that depend on its head.
+#[derive(Clone, Copy)]
+struct Factors {
+    /// Takes a score to an exponent to base 2.
+    scale: Reg<F32>,
+    v_descale: Option<Reg<F32>>,
 }
 
 #[derive(Clone, Copy)]
 struct ResultTensor {
-    base: Reg<ptx::U64>,
-    batch: Reg<ptx::U64>,
-    head: Reg<ptx::U64>,
-    row: Reg<ptx::U64>,
+    base: Reg<U64>,
+    batch: Reg<U64>,
+    head: Reg<U64>,
+    row: Reg<U64>,
 }
 
 impl Results {
-    /// Declares `out` and its strides by batch entry, head and row in bytes, `lse`, of a packed batch `total_q`, and `scale`.
+    /// Declares `out` and its strides by batch entry, head and row in bytes, `lse`, of a packed batch `total_q`, `scale`, and of
+    /// 8-bit inputs `q_descale`, `k_descale`, `v_descale` and `heads_kv`.
     fn new(k: &mut KernelBuilder, config: &Config) -> Self {
         let base = k.pointer_param("out", config.vector * 2);
         let [batch, head, row] = ["out_batch", "out_head", "out_row"].map(|name| k.param(name));
@@ -368,7 +489,25 @@ impl Results {
         let total_q = config.varlen.then(|| k.param("total_q"));
         let scale = k.param::<F32>("scale");
         let scale = k.mul(scale, LOG2_E);
-        Self { out: ResultTensor { base, batch, head, row }, lse, total_q, scale }
+        let descales = config.dtype.is_scaled().then(|| DescaleParams {
+            tensors: ["q_descale", "k_descale", "v_descale"].map(|name| k.pointer_param(name, 4)),
+            heads_kv: k.param("heads_kv"),
+        });
+        Self { out: ResultTensor { base, batch, head, row }, lse, total_q, scale, descales }
+    }
+
+    /// Those of a tile.
+    fn factors(&self, k: &mut KernelBuilder, work: &Work) -> Factors {
+        let Some(DescaleParams { tensors, heads_kv }) = &self.descales else {
+            return Factors { scale: self.scale, v_descale: None };
+        };
+        let index = k.mad(work.batch, *heads_kv, work.kv_head);
+        let [q, kv, v] = tensors.map(|tensor| {
+            let place = k.mad_wide(index, 4, tensor);
+            k.ld::<F32, _>(Pointer::<Global>::at(place))
+        });
+        let scale = k.mul(q, kv);
+        Factors { scale: k.mul(scale, self.scale), v_descale: Some(v) }
     }
 }
 
@@ -381,12 +520,13 @@ struct Place {
     row: Reg<S32>,
     seqlen_q: Reg<S32>,
     first_q: Option<Reg<S32>>,
+    v_descale: Option<Reg<F32>>,
 }
 
 impl Place {
-    fn of(work: &Work) -> Self {
+    fn of(work: &Work, v_descale: Option<Reg<F32>>) -> Self {
         let Work { batch, head, index, row, seqlen_q, first_q, .. } = *work;
-        Self { batch, head, index, row, seqlen_q, first_q }
+        Self { batch, head, index, row, seqlen_q, first_q, v_descale }
     }
 
     fn set(&self, k: &mut KernelBuilder, other: &Self) {
@@ -396,6 +536,9 @@ impl Place {
         k.mov_to(self.row, other.row);
         k.mov_to(self.seqlen_q, other.seqlen_q);
         if let (Some(to), Some(from)) = (self.first_q, other.first_q) {
+            k.mov_to(to, from);
+        }
+        if let (Some(to), Some(from)) = (self.v_descale, other.v_descale) {
             k.mov_to(to, from);
         }
     }
@@ -416,9 +559,12 @@ struct Consumer<'a> {
     at_keys: Cursor,
     at_values: Cursor,
     /// Descriptors of the first tile of each ring.
-    q: Reg<ptx::U64>,
-    k: Reg<ptx::U64>,
-    v: Reg<ptx::U64>,
+    q: Reg<U64>,
+    k: Reg<U64>,
+    v: Reg<U64>,
+    /// The tile of values that is the right factor, and how they lie in it.
+    factor: Tile,
+    along: Along,
     scores: Accumulator,
     /// The exponentials of a block, rounded: the left factor of the product with its values.
     p: Vec<Reg<B32>>,
@@ -435,7 +581,7 @@ fn consume(k: &mut KernelBuilder, cta: &Cta, results: &Results) {
 
 impl<'a> Consumer<'a> {
     fn new(k: &mut KernelBuilder, cta: &'a Cta<'a>, results: &'a Results) -> Self {
-        let Geometry { consumers, queries, keys, values, query_stages } = cta.geometry;
+        let Geometry { consumers, queries, keys, values, turned, query_stages } = cta.geometry;
         k.more_registers(REGISTERS[consumers as usize - 1].1);
         let group = k.sub(cta.warpgroup, 1);
         let leader = k.setp(Compare::Eq, cta.lane, 0);
@@ -455,9 +601,13 @@ impl<'a> Consumer<'a> {
         let own = Ring { tiles, barriers, ..first };
         let q = queries.descriptor(k, own.tiles);
         let kv = keys.descriptor(k, cta.keys.tiles);
-        let v = values.transposed_descriptor(k, cta.values.tiles);
+        let (factor, along, v) = match turned {
+            None => (values, Along::Columns, values.transposed_descriptor(k, cta.values.tiles)),
+            Some(turned) => (turned, Along::Rows, turned.descriptor(k, cta.values.tiles)),
+        };
 
         let block_kv = cta.config.tiles.block_kv;
+        let (scale, raise) = if turned.is_some() { (k.reg(), RAISE) } else { (results.scale, 0.0) };
         let [at_queries, at_keys, at_values] = [(); 3].map(|()| Cursor::new(k));
         Self {
             cta,
@@ -473,10 +623,12 @@ impl<'a> Consumer<'a> {
             q,
             k: kv,
             v,
+            factor,
+            along,
             scores: Accumulator::new(k, block_kv),
-            p: k.regs(block_kv as usize / 4),
+            p: k.regs(block_kv as usize * cta.config.dtype.bytes() / 8),
             out: Accumulator::new(k, values.columns),
-            state: RowState::new(k, results.scale),
+            state: RowState::new(k, scale, raise),
             always: k.mov_p(true),
             never: k.mov_p(false),
         }
@@ -497,23 +649,25 @@ impl<'a> Consumer<'a> {
             row: k.mov(0),
             seqlen_q: k.mov(0),
             first_q: self.cta.config.varlen.then(|| k.mov(0)),
+            v_descale: self.results.descales.as_ref().map(|_| k.mov(0.0)),
         };
         k.while_(
             |k| k.setp(Compare::Lt, tile, schedule.tiles),
             |k| {
                 let work = schedule.work(k, tile);
+                let factors = self.results.factors(k, &work);
                 let nothing = work.sees_nothing(k);
                 k.if_else(
                     nothing,
-                    |k| self.store_nothing(k, &Place::of(&work)),
+                    |k| self.store_nothing(k, &Place::of(&work, None)),
                     |k| {
                         let block = k.mov(work.last);
                         k.if_else(
                             under_way,
-                            |k| self.begin_beside(k, &work, block, &place),
-                            |k| self.begin(k, &work, block),
+                            |k| self.begin_beside(k, &work, block, &place, factors.scale),
+                            |k| self.begin(k, &work, block, factors.scale),
                         );
-                        place.set(k, &Place::of(&work));
+                        place.set(k, &Place::of(&work, factors.v_descale));
                         self.out.clear(k);
                         k.mov_p_to(under_way, true);
                         self.other_blocks(k, &work, block);
@@ -545,7 +699,7 @@ impl<'a> Consumer<'a> {
     }
 
     /// The first block of the first tile.
-    fn begin(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
+    fn begin(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, scale: Reg<F32>) {
         self.in_turn(k, |k| {
             self.queries.wait_full(k, self.at_queries);
             self.cta.keys.wait_full(k, self.at_keys);
@@ -555,12 +709,13 @@ impl<'a> Consumer<'a> {
         self.scored(k, work, block);
         self.hide_at_border(k, work, block);
         self.state.clear(k);
+        self.set_scale(k, scale);
         self.state.absorb(k, &self.scores, false);
         self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
     }
 
     /// The first block of a tile, beside the last product of the one before, whose output is stored.
-    fn begin_beside(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, before: &Place) {
+    fn begin_beside(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, before: &Place, scale: Reg<F32>) {
         self.in_turn(k, |k| {
             self.queries.wait_full(k, self.at_queries);
             self.cta.keys.wait_full(k, self.at_keys);
@@ -571,7 +726,7 @@ impl<'a> Consumer<'a> {
         k.wgmma_wait(1);
         self.scored(k, work, block);
         self.hide_at_border(k, work, block);
-        let state = RowState::new(k, self.results.scale);
+        let state = self.state.another(k, scale);
         state.clear(k);
         state.absorb(k, &self.scores, false);
         k.wgmma_wait(0);
@@ -579,6 +734,14 @@ impl<'a> Consumer<'a> {
         self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
         self.store(k, before, &self.state);
         self.state.set(k, &state);
+        self.set_scale(k, scale);
+    }
+
+    /// Of 8-bit inputs, each head has its own.
+    fn set_scale(&self, k: &mut KernelBuilder, scale: Reg<F32>) {
+        if self.results.descales.is_some() {
+            self.state.set_scale(k, scale);
+        }
     }
 
     /// The blocks of a tile after its first, from the last down: those at a border masked, the others not.
@@ -651,7 +814,7 @@ impl<'a> Consumer<'a> {
         let q = self.queries.descriptor(k, self.at_queries, self.q);
         let kv = self.cta.keys.descriptor(k, self.at_keys, self.k);
         let first = (self.never, self.always);
-        multiply_rows(k, &self.scores, (queries, q), (keys, kv), first, self.cta.config.dtype);
+        multiply_rows(k, &self.scores, (queries, q), (keys, kv), first);
     }
 
     /// The scores have come: their keys' space is free, and with the tile's last block that of the queries.
@@ -668,7 +831,7 @@ impl<'a> Consumer<'a> {
     /// `out += p x values` of the block at the cursor, under way.
     fn add_values(&self, k: &mut KernelBuilder) {
         let v = self.cta.values.descriptor(k, self.at_values, self.v);
-        multiply_columns(k, &self.out, &self.p, (self.cta.geometry.values, v), self.always, self.cta.config.dtype);
+        multiply_registers(k, &self.out, &self.p, (self.factor, v, self.along), self.always);
     }
 
     /// The product has come: its values' space is free.
@@ -702,10 +865,20 @@ impl<'a> Consumer<'a> {
 
     /// Divides by the sums and stores the output and its logarithms.
     fn store(&self, k: &mut KernelBuilder, place: &Place, state: &RowState) {
-        let (inverse, lse) = state.finish(k);
+        let (mut factors, lse) = state.finish(k);
+        if let Some(v_descale) = place.v_descale {
+            factors = factors.map(|factor| k.mul(factor, v_descale));
+        }
         let (rows, lse_rows) = self.result_rows(k, place);
         self.store_lse(k, &rows, lse_rows, lse);
-        self.out.store(k, self.quad, &rows, inverse);
+        self.store_out(k, &self.out, &rows, factors);
+    }
+
+    fn store_out(&self, k: &mut KernelBuilder, out: &Accumulator, rows: &OutRows, factors: PerRow<Reg<F32>>) {
+        match self.along {
+            Along::Columns => out.store(k, self.quad, rows, factors),
+            Along::Rows => out.store_interleaved(k, self.quad, rows, factors),
+        }
     }
 
     /// The output of a tile of which no query sees a key: zeros, and minus infinity.
@@ -715,7 +888,7 @@ impl<'a> Consumer<'a> {
         self.store_lse(k, &rows, lse_rows, [none; 2]);
         let zero = k.mov(0.0);
         let zeros = Accumulator { values: vec![zero; self.out.values.len()] };
-        zeros.store(k, self.quad, &rows, [zero; 2]);
+        self.store_out(k, &zeros, &rows, [zero; 2]);
     }
 
     fn store_lse(
@@ -736,7 +909,7 @@ impl<'a> Consumer<'a> {
         let config = self.cta.config;
         let out = &self.results.out;
         let row = k.add(place.row, self.row);
-        let (batch, head) = (k.cvt::<ptx::U64, _>(place.batch), k.cvt::<ptx::U64, _>(place.head));
+        let (batch, head) = (k.cvt::<U64, _>(place.batch), k.cvt::<U64, _>(place.head));
         let base = k.mad(batch, out.batch, out.base);
         let base = k.mad(head, out.head, base);
         // Of a packed batch, lse is [heads, total_q] and `out_batch` is 0.
@@ -750,7 +923,7 @@ impl<'a> Consumer<'a> {
                 (k.add(row, first_q), first)
             }
         };
-        let wide = k.cvt::<ptx::U64, _>(stored_row.cast::<U32>());
+        let wide = k.cvt::<U64, _>(stored_row.cast::<U32>());
         let first_row = k.mad(wide, out.row, base);
         let further = k.shl(out.row, 3);
         let rows = [first_row, k.add(first_row, further)];
@@ -761,7 +934,8 @@ impl<'a> Consumer<'a> {
         let lse = k.add(lse_base, wide);
         let lse = k.mad(lse, 4, self.results.lse);
         let lse = [0, 32].map(|offset| Pointer::at(lse).offset(offset));
-        let rows = OutRows { rows, inside, columns: config.head_dim_v, dtype: config.dtype, vector: config.vector };
+        let rows =
+            OutRows { rows, inside, columns: config.head_dim_v, dtype: config.dtype.out(), vector: config.vector };
         (rows, lse)
     }
 }
