@@ -3,7 +3,7 @@
 use ptx::{KernelError, Target};
 
 use crate::config::{Config, Program};
-use crate::{Dtype, naive, v1, v2, v2_kt};
+use crate::{Dtype, ProblemSpec, Stratum, naive, v1, v2, v2_kt, v3};
 
 /// A function that writes a kernel.
 type Write = fn(&Config) -> Result<Program, KernelError>;
@@ -32,6 +32,16 @@ const VARIANTS: [(&str, Dtype, u32, u32, bool, u32, bool); 5] = [
     ("bf16_d33_dv40_causal_scalar", Dtype::Bf16, 33, 40, true, 1, true),
 ];
 
+/// Of the Hopper stratum: name, type, `head_dim`, `head_dim_v`, causal, a window, a packed batch, elements per store.
+const HOPPER: [(&str, Dtype, u32, u32, bool, bool, bool, u32); 6] = [
+    ("bf16_d64", Dtype::Bf16, 64, 64, false, false, false, 8),
+    ("bf16_d128", Dtype::Bf16, 128, 128, false, false, false, 8),
+    ("f16_d128_causal", Dtype::F16, 128, 128, true, false, false, 8),
+    ("bf16_d256_causal", Dtype::Bf16, 256, 256, true, false, false, 8),
+    ("f16_d192_dv128_window", Dtype::F16, 192, 128, false, true, false, 8),
+    ("bf16_d40_dv33_causal_packed_scalar", Dtype::Bf16, 40, 33, true, false, true, 1),
+];
+
 /// The set: each kernel's name, `architecture/kernel/variant`, and the kernel.
 ///
 /// # Errors
@@ -56,6 +66,16 @@ pub fn configurations() -> Result<Vec<(String, Program)>, KernelError> {
             for (name, write) in KERNELS.iter().filter(|(name, _)| every || name.starts_with('v')) {
                 all.push((format!("{target}/{name}/{variant}"), write(&config)?));
             }
+        }
+        if !Stratum::V3.runs_on(target) {
+            continue;
+        }
+        for (variant, dtype, head_dim, head_dim_v, causal, window, varlen, vector) in HOPPER {
+            let spec = ProblemSpec::new(1, 1, 4096, head_dim as usize).head_dim_v(head_dim_v as usize);
+            let tiles = v3::default_tiles(&spec);
+            let dynamic = causal || window || varlen;
+            let config = Config { target, dtype, head_dim, head_dim_v, causal, window, varlen, dynamic, vector, tiles };
+            all.push((format!("{target}/v3/{variant}"), v3::v3(&config)?));
         }
     }
     Ok(all)
