@@ -18,7 +18,7 @@ use crate::config::{Config, Program, Tiles};
 use crate::hopper::{BARRIER, Cursor, ROWS, Ring, SLAB, Tile, Turns, WARPGROUP, multiply_columns, multiply_rows};
 use crate::schedule::{Schedule, Work};
 use crate::tile::SharedMemory;
-use crate::{Mask, PlanError, Problem, ProblemSpec};
+use crate::{Mask, PlanError, Problem};
 
 /// Registers per thread of the loading warpgroup and of the computing ones, by how many compute. Together they are what
 /// the CTA was launched with.
@@ -82,7 +82,7 @@ const NEXT_STAGES: u32 = 2;
 /// The tile sizes measured fastest on an H200 (docs/lab-notes/v3.md): two warpgroups of 64 queries and 128 keys, or 80 where
 /// the head dimension leaves no room for more. Where it is at most 64 a third warpgroup keeps the tensor cores busy beside
 /// the exponentials, unless a causal mask leaves short rows for which smaller tiles waste less.
-pub fn default_tiles(problem: &ProblemSpec) -> Tiles {
+pub fn default_tiles(problem: &Problem) -> Tiles {
     const SHORT: usize = 2048;
     let columns = problem.head_dim.max(problem.head_dim_v);
     let short = problem.mask != Mask::FULL && problem.seqlen_k < SHORT;
