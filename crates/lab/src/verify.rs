@@ -162,8 +162,10 @@ fn outcome<E: std::error::Error>(verified: Result<Verdict, VerifyError<ComputeEr
     match verified {
         Ok(Verdict { wrong: Some(wrong), .. }) => Outcome::Failed(wrong.to_string()),
         Ok(_) => Outcome::Passed,
-        // Strides that the copy engine cannot address: no feature of the problem says so.
-        Err(VerifyError::Backend(ComputeError::Plan(PlanError::TensorMap { .. }))) => Outcome::NotCovered,
+        // Strides that the copy engine cannot address, and another GPU: no feature of the problem says so.
+        Err(VerifyError::Backend(ComputeError::Plan(
+            PlanError::TensorMap { .. } | PlanError::Target { .. } | PlanError::Lacks { .. },
+        ))) => Outcome::NotCovered,
         Err(VerifyError::Backend(error)) => Outcome::Failed(error.to_string()),
         Err(VerifyError::Outputs(error)) => Outcome::Failed(error.to_string()),
     }
