@@ -926,7 +926,10 @@ mod tests {
         assert_eq!(Dtype::Bf16.round(-1e300), f64::NEG_INFINITY);
         assert_eq!(Dtype::F16.round(1e-300), 0.0);
         assert!(Dtype::Bf16.round(f64::NAN).is_nan());
-        assert_eq!([1.0625, 1.1875, 464.0, -1e300, 2f64.powi(-10)].map(|x| Dtype::E4m3.round(x)), [1.0, 1.25, 448.0, -448.0, 0.0]);
+        assert_eq!(
+            [1.0625, 1.1875, 464.0, -1e300, 2f64.powi(-10)].map(|x| Dtype::E4m3.round(x)),
+            [1.0, 1.25, 448.0, -448.0, 0.0]
+        );
     }
 
     #[test]
