@@ -11,7 +11,7 @@ use ptx::{Argument, Kernel, KernelError, L2Promotion, Launch, Swizzle, TensorMap
 
 use crate::config::{Config, Program, Tiles};
 use crate::tile::{GROUP, SharedMemory};
-use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, hopper, naive, v1, v2, v2_kt, v3};
+use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, hopper, naive, v1, v2, v2_kt, v2_tc, v3};
 
 /// A generation of the attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,6 +24,8 @@ pub enum Stratum {
     V2,
     /// The same on keys that a kernel of its own transposed.
     V2Kt,
+    /// FlashAttention-2 on tensor cores: each warp multiplies its own queries, fragments come from swizzled tiles.
+    V2Tc,
     /// FlashAttention-3: Hopper's copy engine and matrix instructions, one warp that loads and warpgroups that compute.
     V3,
 }
@@ -50,7 +52,8 @@ impl Stratum {
     pub const ON_CUDA_CORES: [Stratum; 4] = [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt];
 
     /// All of them, oldest first.
-    pub const ALL: [Stratum; 5] = [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt, Stratum::V3];
+    pub const ALL: [Stratum; 6] =
+        [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt, Stratum::V2Tc, Stratum::V3];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -59,6 +62,7 @@ impl Stratum {
             Stratum::V1 => "v1",
             Stratum::V2 => "v2",
             Stratum::V2Kt => "v2_kt",
+            Stratum::V2Tc => "v2_tc",
             Stratum::V3 => "v3",
         }
     }
@@ -76,6 +80,24 @@ impl Stratum {
         };
         match self {
             Stratum::Naive | Stratum::V1 | Stratum::V2 | Stratum::V2Kt => on_cuda_cores,
+            Stratum::V2Tc => Coverage {
+                min_sm: Sm::Sm75,
+                needs: None,
+                dtypes: &[Dtype::F16, Dtype::Bf16],
+                max_head_dim: 256,
+                max_seqlen: PACKED_END as usize,
+                features: &[
+                    Feature::Causal,
+                    Feature::Window,
+                    Feature::Gqa,
+                    Feature::HeadDimV,
+                    Feature::CrossLength,
+                    Feature::Softcap,
+                    Feature::Alibi,
+                    Feature::Varlen,
+                    Feature::Strided,
+                ],
+            },
             Stratum::V3 => Coverage {
                 min_sm: Sm::Sm90,
                 needs: Some(arch::Feature::Wgmma),
@@ -101,6 +123,7 @@ impl Stratum {
             Stratum::Naive | Stratum::V1 | Stratum::V2 | Stratum::V2Kt => {
                 square_tiles(sm, problem.head_dim, problem.head_dim_v)
             }
+            Stratum::V2Tc => v2_tc::default_tiles(sm, problem),
             Stratum::V3 => v3::default_tiles(problem),
         }
     }
@@ -133,7 +156,7 @@ impl fmt::Display for Stratum {
 
 /// A text that names no stratum.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("stratum is `{0}`: it must be naive, v1, v2, v2_kt or v3")]
+#[error("stratum is `{0}`: it must be naive, v1, v2, v2_kt, v2_tc or v3")]
 pub struct ParseStratumError(String);
 
 impl FromStr for Stratum {
@@ -207,17 +230,34 @@ impl Layout {
 
     /// The elements, 1, 2 or 4, by which every row of every tensor can be accessed.
     fn vector(&self, problem: &Problem) -> u32 {
+        let out = (self.out, problem.seqlen_q, problem.heads_q, problem.head_dim_v);
+        let [q, k, v] = self.inputs(problem);
+        self.widest(problem, &[q, k, v, out], &[4, 2])
+    }
+
+    /// The bytes, 2 to 16, by which every row of q, k and v can be copied.
+    fn piece(&self, problem: &Problem) -> u32 {
+        let bytes = problem.dtype.bytes() as u32;
+        let elements = [16, 8, 4].map(|piece| piece / bytes);
+        bytes * self.widest(problem, &self.inputs(problem), &elements)
+    }
+
+    /// Of each input, its strides, rows, heads and columns.
+    fn inputs(&self, problem: &Problem) -> [(Strides, usize, usize, usize); 3] {
+        [
+            (self.q, problem.seqlen_q, problem.heads_q, problem.head_dim),
+            (self.k, problem.seqlen_k, problem.heads_kv, problem.head_dim),
+            (self.v, problem.seqlen_k, problem.heads_kv, problem.head_dim_v),
+        ]
+    }
+
+    /// The first of these numbers of elements by which every row of the tensors can be accessed; 1 where there is none.
+    fn widest(&self, problem: &Problem, tensors: &[(Strides, usize, usize, usize)], elements: &[u32]) -> u32 {
         let bytes = problem.dtype.bytes() as u64;
         let fits = |elements: &u32| {
             let elements = u64::from(*elements);
-            let tensors = [
-                (self.q, problem.seqlen_q, problem.heads_q, problem.head_dim),
-                (self.k, problem.seqlen_k, problem.heads_kv, problem.head_dim),
-                (self.v, problem.seqlen_k, problem.heads_kv, problem.head_dim_v),
-                (self.out, problem.seqlen_q, problem.heads_q, problem.head_dim_v),
-            ];
             self.alignment.is_multiple_of(elements * bytes)
-                && tensors.into_iter().all(|(strides, seqlen, heads, dim)| {
+                && tensors.iter().all(|&(strides, seqlen, heads, dim)| {
                     let steps = [
                         (strides.batch, problem.batch),
                         (strides.seq, seqlen),
@@ -227,7 +267,7 @@ impl Layout {
                     steps.into_iter().all(|(stride, extent)| extent <= 1 || (stride as u64).is_multiple_of(elements))
                 })
         };
-        [4, 2].into_iter().find(fits).unwrap_or(1)
+        elements.iter().copied().find(fits).unwrap_or(1)
     }
 }
 
@@ -248,6 +288,8 @@ pub enum Buffer {
     CuSeqlensQ,
     /// The same of keys.
     CuSeqlensK,
+    /// ALiBi's slopes.
+    AlibiSlopes,
     /// One of [`Plan::workspaces`].
     Workspace(usize),
 }
@@ -297,6 +339,8 @@ pub struct Buffers {
     pub cu_seqlens_q: u64,
     /// `cu_seqlens_k` of a packed batch, 32-bit integers.
     pub cu_seqlens_k: u64,
+    /// `alibi_slopes`, f32.
+    pub alibi_slopes: u64,
     /// One per [`Plan::workspaces`], each a multiple of 16.
     pub workspaces: Vec<u64>,
 }
@@ -316,15 +360,17 @@ pub struct LaunchPlan {
     pub shared: SharedMemory,
     /// In the kernel's order.
     pub arguments: Vec<ArgRef>,
-    /// CTAs of one head.
+    /// CTAs of one head of the grid.
     blocks: u32,
     /// Query heads for each of the grid's heads.
     group: u32,
     /// Heads of a batch entry in the grid.
     heads: u32,
-    /// Where CTAs stay and take one tile after the other (so that no more need be launched than fit the multiprocessors, one
-    /// each): the heads that are taken together, see [`crate::schedule`].
+    /// Where tiles are numbered by [`crate::schedule`]: the heads that are taken together.
     section: Option<u32>,
+    /// Whether CTAs stay and take one tile after the other, so that no more need be launched than fit the multiprocessors, one
+    /// each.
+    stays: bool,
 }
 
 impl LaunchPlan {
@@ -556,10 +602,18 @@ pub fn plan(
         varlen: problem.varlen.is_some(),
         // Where tiles differ in length, who is done takes the next.
         dynamic: stratum == Stratum::V3 && (problem.mask != Mask::FULL || problem.varlen.is_some()),
-        vector: if stratum == Stratum::V3 { layout.out_vector(problem) } else { layout.vector(problem) },
+        grouped: false,
+        softcap: problem.softcap.is_some(),
+        alibi: problem.alibi_slopes.is_some(),
+        vector: match stratum {
+            Stratum::V2Tc | Stratum::V3 => layout.out_vector(problem),
+            _ => layout.vector(problem),
+        },
+        piece: layout.piece(problem),
         tiles: tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem)),
     };
     match stratum {
+        Stratum::V2Tc => v2_tc::check_tiles(&config)?,
         Stratum::V3 => v3::check_tiles(&config)?,
         _ => config.tiles.check(&config)?,
     }
@@ -569,6 +623,7 @@ pub fn plan(
         Stratum::V1 => planner.v1()?,
         Stratum::V2 => planner.v2()?,
         Stratum::V2Kt => planner.v2_kt()?,
+        Stratum::V2Tc => planner.v2_tc()?,
         Stratum::V3 => planner.v3()?,
     }
     let Planner { launches, workspaces, .. } = planner;
@@ -577,7 +632,10 @@ pub fn plan(
         config,
         launches,
         workspaces,
-        alignment: u64::from(config.vector) * problem.dtype.bytes() as u64,
+        alignment: match stratum {
+            Stratum::V2Tc => (u64::from(config.vector) * problem.dtype.bytes() as u64).max(config.piece.into()),
+            _ => u64::from(config.vector) * problem.dtype.bytes() as u64,
+        },
         batch: problem.batch,
         heads_q: problem.heads_q,
     })
@@ -593,6 +651,9 @@ fn covered(stratum: Stratum, problem: &Problem, target: Target) -> Result<(), Pl
     }
     if !dtypes.contains(&problem.dtype) {
         return Err(PlanError::Dtype { stratum, dtype: problem.dtype });
+    }
+    if stratum == Stratum::V2Tc && problem.dtype == Dtype::Bf16 && !target.supports(arch::Feature::Bf16Mma) {
+        return Err(PlanError::Lacks { stratum, target, needs: arch::Feature::Bf16Mma });
     }
     if let Some(feature) = problem.features().into_iter().find(|feature| !features.contains(feature)) {
         return Err(PlanError::Feature { stratum, feature });
@@ -679,32 +740,61 @@ impl Planner<'_> {
         self.launch(v2_kt::v2_kt, Heads::Query, self.query_blocks(config.tiles.block_q), arguments)
     }
 
+    fn v2_tc(&mut self) -> Result<(), PlanError> {
+        let tensors = [self.q()?, self.k()?, self.v()?].concat();
+        self.launch_scheduled(v2_tc::v2_tc, Vec::new(), tensors, false)
+    }
+
     fn v3(&mut self) -> Result<(), PlanError> {
-        let (problem, config) = (self.problem, self.config);
-        if problem.seqlen_q == 0 || problem.batch == 0 {
+        let block_kv = self.config.tiles.block_kv;
+        if self.problem.seqlen_q == 0 || self.problem.batch == 0 {
             return Ok(());
         }
-        let blocks = self.query_blocks(config.tiles.block_q) as u32;
-        let heads_in_all = problem.batch as u64 * problem.heads_q as u64;
-        let tiles = heads_in_all * u64::from(blocks);
-        let Some(tiles) = i32::try_from(tiles).ok().map(|tiles| tiles as u32) else {
-            return Err(PlanError::Grid { ctas: tiles.into() });
-        };
-        let section = v3::section(problem, blocks);
-        let block_kv = config.tiles.block_kv;
-        let mut arguments = vec![
+        let maps = vec![
             self.tensor_map(Buffer::Q, "q", hopper::ROWS)?,
             self.tensor_map(Buffer::K, "k", block_kv)?,
             self.tensor_map(Buffer::V, "v", block_kv)?,
+        ];
+        self.launch_scheduled(v3::v3, maps, Vec::new(), true)
+    }
+
+    /// Adds a launch of a kernel that takes its tiles from [`crate::schedule`], one CTA each or, where CTAs stay, one after the
+    /// other; none when there is no query. `first` are the arguments before the schedule's, `tensors` those after.
+    fn launch_scheduled(
+        &mut self,
+        write: fn(&Config) -> Result<Program, KernelError>,
+        first: Vec<ArgRef>,
+        tensors: Vec<ArgRef>,
+        stays: bool,
+    ) -> Result<(), PlanError> {
+        let (problem, config, stratum, sm) = (self.problem, self.config, self.stratum, self.config.target.sm());
+        if problem.seqlen_q == 0 || problem.batch == 0 {
+            return Ok(());
+        }
+        // The heads that the grid runs over, and the rows of each.
+        let (heads, rows) = match config.grouped {
+            true => (problem.heads_kv, problem.seqlen_q as u64 * problem.group() as u64),
+            false => (problem.heads_q, problem.seqlen_q as u64),
+        };
+        let blocks = rows.div_ceil(config.tiles.block_q.into());
+        let heads_in_all = problem.batch as u64 * heads as u64;
+        let tiles = u128::from(heads_in_all) * u128::from(blocks);
+        let Some(tiles) = i32::try_from(tiles).ok().map(|tiles| tiles as u32) else {
+            return Err(PlanError::Grid { ctas: tiles });
+        };
+        let blocks = blocks as u32;
+        let section = v3::section(problem, blocks);
+        let mut arguments = first;
+        arguments.extend([
             ArgRef::S32(problem.seqlen_q as i32),
             ArgRef::S32(problem.seqlen_k as i32),
-            ArgRef::U32(problem.heads_q as u32),
+            ArgRef::U32(heads as u32),
             ArgRef::U32(problem.group() as u32),
             ArgRef::U32(blocks),
             ArgRef::U32(tiles),
             ArgRef::U32(heads_in_all as u32),
             ArgRef::U32(section),
-        ];
+        ]);
         if config.varlen {
             arguments.extend([ArgRef::Buffer(Buffer::CuSeqlensQ), ArgRef::Buffer(Buffer::CuSeqlensK)]);
         }
@@ -714,18 +804,28 @@ impl Planner<'_> {
             let side = |side: Option<usize>| ArgRef::S32(side.unwrap_or(most).min(most) as i32);
             arguments.extend([side(problem.mask.left), side(problem.mask.right)]);
         }
+        arguments.extend(tensors);
         arguments.extend(self.out()?);
         arguments.push(ArgRef::Buffer(Buffer::Lse));
         if config.varlen {
             arguments.push(ArgRef::U32(problem.total_q() as u32));
         }
         arguments.push(ArgRef::F32(problem.scale() as f32));
+        arguments.extend(problem.softcap.map(ArgRef::F32));
+        if let Some(slopes) = &problem.alibi_slopes {
+            let of_entry = if slopes.len() == problem.heads_q { 0 } else { problem.heads_q };
+            arguments.extend([ArgRef::Buffer(Buffer::AlibiSlopes), ArgRef::U32(of_entry as u32)]);
+        }
         if config.dynamic {
             let counter = self.workspace("counter", &[8])?;
             self.workspaces.iter_mut().for_each(|workspace| workspace.zeroed = true);
             arguments.push(ArgRef::Buffer(counter));
         }
-        let Program { kernel, shared } = v3::v3(&config)?;
+        let Program { kernel, shared } = write(&config)?;
+        let allowed = sm.limits().shared_opt_in_per_block;
+        if shared.bytes() > u64::from(allowed) {
+            return Err(PlanError::Shared { stratum, sum: shared.to_string(), allowed, sm });
+        }
         self.launches.push(LaunchPlan {
             block: kernel.required_block.unwrap_or([config.tiles.threads, 1, 1]),
             kernel,
@@ -734,9 +834,10 @@ impl Planner<'_> {
             shared,
             arguments,
             blocks,
-            group: 1,
-            heads: problem.heads_q as u32,
+            group: (problem.heads_q / heads) as u32,
+            heads: heads as u32,
             section: Some(section),
+            stays,
         });
         Ok(())
     }
@@ -857,6 +958,7 @@ impl Planner<'_> {
             group: (problem.heads_q / heads) as u32,
             heads: heads as u32,
             section: None,
+            stays: false,
         });
         Ok(())
     }
@@ -906,6 +1008,7 @@ impl Plan {
             Buffer::Lse => buffers.lse,
             Buffer::CuSeqlensQ => buffers.cu_seqlens_q,
             Buffer::CuSeqlensK => buffers.cu_seqlens_k,
+            Buffer::AlibiSlopes => buffers.alibi_slopes,
             Buffer::Workspace(index) => buffers.workspaces.get(index).copied().unwrap_or(0),
         };
         let argument = |argument: &ArgRef| match *argument {
@@ -919,9 +1022,9 @@ impl Plan {
             ArgRef::F32(value) => Argument::F32(value),
         };
         let launch = |plan| {
-            let LaunchPlan { kernel, grid, block, dynamic_shared, arguments, section, .. }: &LaunchPlan = plan;
+            let LaunchPlan { kernel, grid, block, dynamic_shared, arguments, stays, .. }: &LaunchPlan = plan;
             let arguments = arguments.iter().map(argument).collect();
-            let resident = multiprocessors.filter(|_| section.is_some()).unwrap_or(u32::MAX);
+            let resident = multiprocessors.filter(|_| *stays).unwrap_or(u32::MAX);
             Launch {
                 kernel,
                 grid: [grid[0].min(resident), grid[1], grid[2]],

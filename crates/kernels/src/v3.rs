@@ -7,16 +7,14 @@
 //!
 //! What it shows: the tensor cores are hardly ever idle; below 128 columns the exponentials are as much the limit.
 
-use std::f32::consts::LOG2_E;
+use ptx::{B32, Compare, Global, KernelBuilder, KernelError, Pointer, Pred, Reg, S32, Special, TensorMapParam, U32};
 
-use ptx::{
-    B32, Compare, F32, Global, KernelBuilder, KernelError, Pointer, Pred, Reg, S32, Special, TensorMapParam, U32,
-};
-
-use crate::accumulator::{Accumulator, OutRows, PerRow, Quad, RowState, Visible};
+use crate::accumulator::{Accumulator, Quad, RowState, Visible};
 use crate::config::{Config, Program, Tiles};
 use crate::hopper::{BARRIER, Cursor, ROWS, Ring, SLAB, Tile, Turns, WARPGROUP, multiply_columns, multiply_rows};
+use crate::results::{Place, Results};
 use crate::schedule::{Schedule, Work};
+use crate::scores::Scores;
 use crate::tile::SharedMemory;
 use crate::{Mask, PlanError, Problem};
 
@@ -151,6 +149,7 @@ struct Cta<'a> {
     config: &'a Config,
     geometry: Geometry,
     schedule: Schedule,
+    scores: Scores,
     /// This warp's warpgroup: 0 loads.
     warpgroup: Reg<U32>,
     lane: Reg<U32>,
@@ -178,8 +177,9 @@ pub fn v3(config: &Config) -> Result<Program, KernelError> {
     let maps = ["q_map", "k_map", "v_map"].map(|name| k.tensor_map_param(name));
     let schedule = Schedule::new(k, config);
     let results = Results::new(k, config);
+    let scores = Scores::new(k, config);
     let mut memory = SharedMemory::default();
-    let cta = Cta::new(k, config, geometry, schedule, &mut memory);
+    let cta = Cta::new(k, config, geometry, schedule, scores, &mut memory);
 
     let loads = k.setp(Compare::Eq, cta.warpgroup, 0);
     k.if_else(loads, |k| produce(k, &cta, maps), |k| consume(k, &cta, &results));
@@ -193,6 +193,7 @@ impl<'a> Cta<'a> {
         config: &'a Config,
         geometry: Geometry,
         schedule: Schedule,
+        scores: Scores,
         memory: &mut SharedMemory,
     ) -> Self {
         let Geometry { consumers, queries, keys, values, query_stages } = geometry;
@@ -225,7 +226,7 @@ impl<'a> Cta<'a> {
         // Read from one lane, so that the assembler knows it is the same in all.
         let warpgroup = k.shr(thread, WARPGROUP.ilog2());
         let warpgroup = k.shfl_idx(warpgroup, 0);
-        let cta = Self { config, geometry, schedule, warpgroup, lane, queries: q, keys: kv, values: v, next, numbers };
+        let cta = Self { config, geometry, schedule, scores, warpgroup, lane, queries: q, keys: kv, values: v, next, numbers };
         let first = k.setp(Compare::Eq, thread, 0);
         k.if_(first, |k| {
             cta.queries.iter().for_each(|ring| ring.init(k, 4));
@@ -342,65 +343,6 @@ fn number(k: &mut KernelBuilder, cta: &Cta, at: Cursor) -> Pointer<ptx::Shared> 
     Pointer::at(next.tile(k, at))
 }
 
-/// The tensors a kernel writes: kernel parameters.
-struct Results {
-    out: ResultTensor,
-    lse: Reg<ptx::U64>,
-    /// Queries of a packed batch in all.
-    total_q: Option<Reg<U32>>,
-    scale: Reg<F32>,
-}
-
-#[derive(Clone, Copy)]
-struct ResultTensor {
-    base: Reg<ptx::U64>,
-    batch: Reg<ptx::U64>,
-    head: Reg<ptx::U64>,
-    row: Reg<ptx::U64>,
-}
-
-impl Results {
-    /// Declares `out` and its strides by batch entry, head and row in bytes, `lse`, of a packed batch `total_q`, and `scale`.
-    fn new(k: &mut KernelBuilder, config: &Config) -> Self {
-        let base = k.pointer_param("out", config.vector * 2);
-        let [batch, head, row] = ["out_batch", "out_head", "out_row"].map(|name| k.param(name));
-        let lse = k.pointer_param("lse", 4);
-        let total_q = config.varlen.then(|| k.param("total_q"));
-        let scale = k.param::<F32>("scale");
-        let scale = k.mul(scale, LOG2_E);
-        Self { out: ResultTensor { base, batch, head, row }, lse, total_q, scale }
-    }
-}
-
-/// A tile whose output a warpgroup holds: its place, to be remembered while the next one begins.
-#[derive(Clone, Copy)]
-struct Place {
-    batch: Reg<U32>,
-    head: Reg<U32>,
-    index: Reg<U32>,
-    row: Reg<S32>,
-    seqlen_q: Reg<S32>,
-    first_q: Option<Reg<S32>>,
-}
-
-impl Place {
-    fn of(work: &Work) -> Self {
-        let Work { batch, head, index, row, seqlen_q, first_q, .. } = *work;
-        Self { batch, head, index, row, seqlen_q, first_q }
-    }
-
-    fn set(&self, k: &mut KernelBuilder, other: &Self) {
-        k.mov_to(self.batch, other.batch);
-        k.mov_to(self.head, other.head);
-        k.mov_to(self.index, other.index);
-        k.mov_to(self.row, other.row);
-        k.mov_to(self.seqlen_q, other.seqlen_q);
-        if let (Some(to), Some(from)) = (self.first_q, other.first_q) {
-            k.mov_to(to, from);
-        }
-    }
-}
-
 /// A warpgroup that computes.
 struct Consumer<'a> {
     cta: &'a Cta<'a>,
@@ -476,7 +418,7 @@ impl<'a> Consumer<'a> {
             scores: Accumulator::new(k, block_kv),
             p: k.regs(block_kv as usize / 4),
             out: Accumulator::new(k, values.columns),
-            state: RowState::new(k, results.scale),
+            state: RowState::new(k, cta.scores.to_exponent),
             always: k.mov_p(true),
             never: k.mov_p(false),
         }
@@ -489,15 +431,7 @@ impl<'a> Consumer<'a> {
         let at_next = Cursor::new(k);
         let tile = k.ctaid_x();
         let under_way = k.mov_p(false);
-        let zero = k.mov::<U32>(0);
-        let place = Place {
-            batch: k.mov(zero),
-            head: k.mov(zero),
-            index: k.mov(zero),
-            row: k.mov(0),
-            seqlen_q: k.mov(0),
-            first_q: self.cta.config.varlen.then(|| k.mov(0)),
-        };
+        let place = Place::new(k, self.cta.config.varlen);
         k.while_(
             |k| k.setp(Compare::Lt, tile, schedule.tiles),
             |k| {
@@ -571,7 +505,7 @@ impl<'a> Consumer<'a> {
         k.wgmma_wait(1);
         self.scored(k, work, block);
         self.hide_at_border(k, work, block);
-        let state = RowState::new(k, self.results.scale);
+        let state = RowState::new(k, self.cta.scores.to_exponent);
         state.clear(k);
         state.absorb(k, &self.scores, false);
         k.wgmma_wait(0);
@@ -702,66 +636,14 @@ impl<'a> Consumer<'a> {
 
     /// Divides by the sums and stores the output and its logarithms.
     fn store(&self, k: &mut KernelBuilder, place: &Place, state: &RowState) {
-        let (inverse, lse) = state.finish(k);
-        let (rows, lse_rows) = self.result_rows(k, place);
-        self.store_lse(k, &rows, lse_rows, lse);
-        self.out.store(k, self.quad, &rows, inverse);
+        let cta = self.cta;
+        self.results.store(k, (cta.config, &cta.schedule), (self.quad, self.row), place, &self.out, state);
     }
 
     /// The output of a tile of which no query sees a key: zeros, and minus infinity.
     fn store_nothing(&self, k: &mut KernelBuilder, place: &Place) {
-        let (rows, lse_rows) = self.result_rows(k, place);
-        let none = k.mov(f32::NEG_INFINITY);
-        self.store_lse(k, &rows, lse_rows, [none; 2]);
-        let zero = k.mov(0.0);
-        let zeros = Accumulator { values: vec![zero; self.out.values.len()] };
-        zeros.store(k, self.quad, &rows, [zero; 2]);
-    }
-
-    fn store_lse(
-        &self,
-        k: &mut KernelBuilder,
-        rows: &OutRows,
-        lse_rows: PerRow<Pointer<Global>>,
-        lse: PerRow<Reg<F32>>,
-    ) {
-        for row in 0..2 {
-            let one = k.setp_and(Compare::Eq, self.quad.place, 0, rows.inside[row]);
-            k.when(one, |k| k.st(lse_rows[row], lse[row]));
-        }
-    }
-
-    /// Where this thread's rows of the output and of the logarithms are.
-    fn result_rows(&self, k: &mut KernelBuilder, place: &Place) -> (OutRows, PerRow<Pointer<Global>>) {
-        let config = self.cta.config;
-        let out = &self.results.out;
-        let row = k.add(place.row, self.row);
-        let (batch, head) = (k.cvt::<ptx::U64, _>(place.batch), k.cvt::<ptx::U64, _>(place.head));
-        let base = k.mad(batch, out.batch, out.base);
-        let base = k.mad(head, out.head, base);
-        // Of a packed batch, lse is [heads, total_q] and `out_batch` is 0.
-        let (stored_row, lse_base) = match place.first_q {
-            None => {
-                let first = k.mul_wide(place.index, place.seqlen_q.cast::<U32>());
-                (row, first)
-            }
-            Some(first_q) => {
-                let first = k.mul_wide(place.head, self.results.total_q.unwrap_or(place.head));
-                (k.add(row, first_q), first)
-            }
-        };
-        let wide = k.cvt::<ptx::U64, _>(stored_row.cast::<U32>());
-        let first_row = k.mad(wide, out.row, base);
-        let further = k.shl(out.row, 3);
-        let rows = [first_row, k.add(first_row, further)];
-        let inside = [0, 8].map(|offset| {
-            let row = k.add(row, offset);
-            k.setp(Compare::Lt, row, place.seqlen_q)
-        });
-        let lse = k.add(lse_base, wide);
-        let lse = k.mad(lse, 4, self.results.lse);
-        let lse = [0, 32].map(|offset| Pointer::at(lse).offset(offset));
-        let rows = OutRows { rows, inside, columns: config.head_dim_v, dtype: config.dtype, vector: config.vector };
-        (rows, lse)
+        let cta = self.cta;
+        let columns = self.out.columns();
+        self.results.store_nothing(k, (cta.config, &cta.schedule), (self.quad, self.row), place, columns);
     }
 }

@@ -5,7 +5,10 @@ use std::str::FromStr;
 
 use arch::Target;
 use kernels::cases::{CASES, CaseError, Expect, Run, VerifyError};
-use kernels::{Dtype, Inputs, Layout, PlanError, Problem, ProblemSpec, Stratum, Tiles, Verdict};
+use kernels::problem::MAX_HEAD_DIM;
+use kernels::{
+    Coverage, Dtype, Feature, Inputs, Layout, Mask, PlanError, Problem, ProblemSpec, Stratum, Tiles, Varlen, Verdict,
+};
 use ptx::Backend;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -82,23 +85,27 @@ pub struct Checked {
     pub outcome: Outcome,
 }
 
-/// The calls of a case in a type, with inputs drawn from `seed`.
+/// The calls of a case in a type, with inputs drawn from `seed`; random problems within what is covered.
 ///
 /// # Errors
 /// When the inputs do not fit in memory.
-pub fn runs(case: CaseId, dtype: Dtype, seed: u64) -> Result<Vec<Run>, CaseError> {
+pub fn runs(case: CaseId, dtype: Dtype, seed: u64, coverage: &Coverage) -> Result<Vec<Run>, CaseError> {
     match case {
         CaseId::Contract(number) => match CASES.iter().find(|case| case.number == number) {
             Some(case) => case.runs(dtype, seed),
             None => Ok(Vec::new()),
         },
-        CaseId::Random(number) => Ok(vec![random(dtype, seed, number)?]),
+        CaseId::Random(number) => Ok(vec![random(dtype, seed, number, coverage)?]),
     }
 }
 
-/// A small problem within what every stratum covers: lengths beyond a tile or two, odd dimensions, a GQA ratio, causal or
-/// not, and tensors that lie as `[batch, heads, seqlen, dim]` or as `[batch, seqlen, heads, dim]`.
-fn random(dtype: Dtype, seed: u64, number: u32) -> Result<Run, CaseError> {
+/// Head dimensions of kernels for which 128 is not the end.
+const LARGE_DIMS: [usize; 6] = [17, 80, 112, 160, 200, 256];
+
+/// A small problem: lengths beyond a tile or two, odd dimensions, a GQA ratio, causal or not, and tensors that lie as
+/// `[batch, heads, seqlen, dim]` or as `[batch, seqlen, heads, dim]`; where they are covered also larger dimensions, windows,
+/// packed batches, capped scores and ALiBi.
+fn random(dtype: Dtype, seed: u64, number: u32, coverage: &Coverage) -> Result<Run, CaseError> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(u64::from(number) + 1);
     let dims = [1, 8, 24, 33, 40, 64, 72, 96, 128];
@@ -117,10 +124,43 @@ fn random(dtype: Dtype, seed: u64, number: u32) -> Result<Run, CaseError> {
     if rng.random() {
         spec = spec.causal();
     }
-    let problem = spec.build()?;
-    let mut inputs = Inputs::randn(&problem, rng.random())?;
-    for tensor in [&mut inputs.q, &mut inputs.k, &mut inputs.v] {
+    let inputs_seed = rng.random();
+    let layouts: [bool; 3] = rng.random();
+    let covers = |feature| coverage.features.contains(&feature);
+    if coverage.max_head_dim >= MAX_HEAD_DIM && rng.random_ratio(1, 3) {
+        spec.head_dim = LARGE_DIMS[rng.random_range(0..LARGE_DIMS.len())];
         if rng.random() {
+            spec.head_dim_v = spec.head_dim;
+        }
+    }
+    if covers(Feature::Window) && rng.random_ratio(1, 3) {
+        let mut side = || [None, Some(rng.random_range(0..100))][rng.random_range(0..2)];
+        spec = spec.mask(Mask { left: side(), right: side() });
+    }
+    if covers(Feature::Softcap) && rng.random_ratio(1, 4) {
+        spec = spec.softcap(rng.random_range(0.5..50.0));
+    }
+    if covers(Feature::Alibi) && rng.random_ratio(1, 4) {
+        let slopes = heads_q * [1, spec.batch][rng.random_range(0..2)];
+        spec = spec.alibi_slopes((0..slopes).map(|_| rng.random_range(-0.5..0.5)).collect());
+    }
+    let packed = covers(Feature::Varlen) && rng.random_ratio(1, 4);
+    if packed {
+        let mut offsets = |longest: usize| {
+            let mut end = 0;
+            let ends = (0..spec.batch).map(|_| {
+                end += rng.random_range(0..=longest as i32);
+                end
+            });
+            std::iter::once(0).chain(ends).collect::<Vec<i32>>()
+        };
+        let (cu_seqlens_q, cu_seqlens_k) = (offsets(spec.seqlen_q), offsets(spec.seqlen_k));
+        spec.varlen = Some(Varlen { cu_seqlens_q, cu_seqlens_k });
+    }
+    let problem = spec.build()?;
+    let mut inputs = Inputs::randn(&problem, inputs_seed)?;
+    for (tensor, by_head) in [&mut inputs.q, &mut inputs.k, &mut inputs.v].into_iter().zip(layouts) {
+        if by_head && !packed {
             // The same elements, stored head by head.
             *tensor = tensor.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
         }
@@ -146,9 +186,8 @@ pub fn verify<B: Backend>(
         let plan = kernels::plan(stratum, problem, Target::best(backend.sm()), &layout, tiles)?;
         compute(&mut backend, &plan, problem, inputs).map(|computed| computed.outputs)
     };
-    let runs = runs(case, dtype, seed)?;
-    let checked = runs.into_iter().map(|run| {
-        let coverage = stratum.coverage();
+    let coverage = stratum.coverage();
+    let checked = runs(case, dtype, seed, &coverage)?.into_iter().map(|run| {
         let covered = coverage.dtypes.contains(&dtype)
             && run.features().iter().all(|feature| coverage.features.contains(feature))
             && run.problem.head_dim.max(run.problem.head_dim_v) <= coverage.max_head_dim;
@@ -162,8 +201,10 @@ fn outcome<E: std::error::Error>(verified: Result<Verdict, VerifyError<ComputeEr
     match verified {
         Ok(Verdict { wrong: Some(wrong), .. }) => Outcome::Failed(wrong.to_string()),
         Ok(_) => Outcome::Passed,
-        // Strides that the copy engine cannot address: no feature of the problem says so.
-        Err(VerifyError::Backend(ComputeError::Plan(PlanError::TensorMap { .. }))) => Outcome::NotCovered,
+        // Strides that the copy engine cannot address, types that older tensor cores lack: no feature of the problem says so.
+        Err(VerifyError::Backend(ComputeError::Plan(PlanError::TensorMap { .. } | PlanError::Lacks { .. }))) => {
+            Outcome::NotCovered
+        }
         Err(VerifyError::Backend(error)) => Outcome::Failed(error.to_string()),
         Err(VerifyError::Outputs(error)) => Outcome::Failed(error.to_string()),
     }
@@ -189,11 +230,21 @@ mod tests {
 
     #[test]
     fn random_problems_come_again_and_differ() {
-        let one = random(Dtype::F16, 7, 3).unwrap();
-        assert_eq!(one.problem, random(Dtype::F16, 7, 3).unwrap().problem);
-        let others: Vec<_> = (0..8).map(|n| random(Dtype::F16, 7, n).unwrap().problem.to_string()).collect();
+        let random = |number| random(Dtype::F16, 7, number, &Stratum::V2.coverage()).unwrap();
+        let one = random(3);
+        assert_eq!(one.problem, random(3).problem);
+        let others: Vec<_> = (0..8).map(|n| random(n).problem.to_string()).collect();
         assert!(others.iter().collect::<std::collections::HashSet<_>>().len() >= 7, "{others:?}");
-        assert!((0..8).any(|n| !random(Dtype::F16, 7, n).unwrap().inputs.features().is_empty()));
+        assert!((0..8).any(|n| !random(n).inputs.features().is_empty()));
+        assert!((0..8).all(|n| random(n).features().iter().all(|f| Stratum::V2.coverage().features.contains(f))));
+    }
+
+    #[test]
+    fn random_problems_go_as_far_as_the_stratum() {
+        let covered = Stratum::V2Tc.coverage().features;
+        let drawn: Vec<_> =
+            (0..60).flat_map(|n| random(Dtype::F16, 7, n, &Stratum::V2Tc.coverage()).unwrap().features()).collect();
+        assert!(covered.iter().all(|feature| drawn.contains(feature)), "{drawn:?}");
     }
 
     #[test]

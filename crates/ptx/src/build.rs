@@ -761,9 +761,15 @@ impl KernelBuilder {
     #[track_caller]
     pub fn pack<T: Scalar<Bits = B16>>(&mut self, low: Reg<T>, high: Reg<T>) -> Reg<B32> {
         let d = self.reg::<B32>();
+        self.pack_to(d, low, high);
+        d
+    }
+
+    /// Two 16-bit values into `d`, `low` in its lower half.
+    #[track_caller]
+    pub fn pack_to<T: Scalar<Bits = B16>>(&mut self, d: Reg<B32>, low: Reg<T>, high: Reg<T>) {
         let halves = Operand::Vector(vec![low.register.into(), high.register.into()]);
         self.emit(Opcode::Mov, &[&[Modifier::Type(Type::B32)]], vec![d.register.into(), halves]);
-        d
     }
 
     /// The lower and the upper half of a register.

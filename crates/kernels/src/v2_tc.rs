@@ -1,0 +1,598 @@
+//! FlashAttention-2 on tensor cores (Dao 2023): a block of queries stays with its warps, keys and values stream past it.
+//!
+//! Each warp has 16 or 32 queries of its own and multiplies them by all keys, so warps never exchange anything: scores become
+//! exponentials in the registers that the product left them in, and those are the left factor of the product with the values.
+//! Tiles of keys and of values take turns in a ring in shared memory; while one is multiplied the next ones are on their way. Under
+//! a product, the exponentials of the next 16 keys are computed.
+//!
+//! What it shows: copies, addresses, softmax and matrix instructions are issued by the same warps, and the tensor cores wait
+//! for each of them; [`crate::v3`] gives each its own.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use arch::Feature;
+use ptx::{B32, Compare, KernelBuilder, KernelError, Pointer, Reg, S32, Shared, Type, U32, U64};
+
+use crate::accumulator::{Accumulator, Quad, Raised, RowState, Visible};
+use crate::config::{Config, Program, Tiles};
+use crate::convert::narrow_pair_to;
+use crate::copies::{Copies, Fetched, Stream};
+use crate::mma::{self, Part, ROWS, Reader, STEP, Tile};
+use crate::results::{Place, Results};
+use crate::schedule::{Schedule, Work};
+use crate::scores::{Alibi, Scores};
+use crate::strided::Strided;
+use crate::tile::SharedMemory;
+use crate::{PlanError, Problem};
+
+/// Threads of a warp.
+const WARP: u32 = 32;
+
+/// Fragments that are loaded ahead of the product that needs them.
+const AHEAD: usize = 2;
+
+/// How a configuration's tiles lie in shared memory and in registers.
+#[derive(Clone, Copy, Debug)]
+pub struct Geometry {
+    /// All queries of the CTA.
+    pub queries: Tile,
+    /// A block of keys.
+    pub keys: Tile,
+    /// A block of values.
+    pub values: Tile,
+    /// Tiles of keys and values, in turn, on their way or in use.
+    pub stages: u32,
+    /// Sixteen queries each: how many a warp has.
+    pub fragments: u32,
+    /// CTAs of a multiprocessor that registers are left for.
+    pub ctas: u32,
+    /// Steps along the columns of a query that stay in registers; the others are loaded for each block of keys.
+    pub held: u32,
+}
+
+impl Geometry {
+    /// Of a configuration.
+    pub fn new(config: &Config) -> Self {
+        let Tiles { block_q, block_kv, threads } = config.tiles;
+        let limits = config.target.sm().limits();
+        let keys = Tile::new(block_kv, config.head_dim, config.dtype);
+        let values = Tile::new(block_kv, config.head_dim_v, config.dtype);
+        let queries = Tile { rows: block_q, ..keys };
+        let fragments = block_q / (threads / WARP) / ROWS;
+        let mut geometry = Self { queries, keys, values, stages: 2, fragments, ctas: 1, held: 0 };
+
+        let registers = |ctas: u32| (limits.registers / (ctas * threads) / 8 * 8).min(limits.max_registers_per_thread);
+        let shared = |geometry: &Self, ctas: u32| {
+            ctas * (geometry.bytes() + limits.shared_reserved_per_block) <= limits.shared_bytes
+        };
+        let needed = geometry.accumulators() + geometry.others();
+        while registers(geometry.ctas + 1) >= needed && shared(&geometry, geometry.ctas + 1) {
+            geometry.ctas += 1;
+        }
+        while geometry.stages < MOST_STAGES && shared(&Self { stages: geometry.stages + 1, ..geometry }, geometry.ctas) {
+            geometry.stages += 1;
+        }
+        let free = registers(geometry.ctas).saturating_sub(needed);
+        geometry.held = (free / (4 * fragments)).min(keys.steps());
+        geometry
+    }
+
+    /// Shared memory in all.
+    pub fn bytes(&self) -> u32 {
+        self.queries.bytes() + self.stages * self.stage()
+    }
+
+    /// Bytes of a stage.
+    fn stage(&self) -> u32 {
+        self.keys.bytes().max(self.values.bytes())
+    }
+
+    /// Registers of a thread for scores and output.
+    fn accumulators(&self) -> u32 {
+        let columns = self.keys.rows + 16 * self.values.row_bytes / STEP;
+        self.fragments * columns / 2
+    }
+
+    /// Registers of a thread beside those: exponentials, fragments on their way, the state of rows, addresses.
+    fn others(&self) -> u32 {
+        12 * self.fragments + 4 * AHEAD as u32 + 20
+    }
+}
+
+/// The most stages of the ring: a tile more than two blocks ahead is not needed sooner.
+const MOST_STAGES: u32 = 4;
+
+/// The tile sizes for a problem.
+pub fn default_tiles(sm: arch::Sm, problem: &Problem) -> Tiles {
+    tiles_of(sm, problem.head_dim.max(problem.head_dim_v) as u32)
+}
+
+/// The tile sizes, by architecture and the larger of `head_dim` and `head_dim_v`.
+pub fn tiles_of(sm: arch::Sm, columns: u32) -> Tiles {
+    /// What the tiles of two CTAs of 128 columns take.
+    const LARGE: u32 = 128 << 10;
+    let small = sm.limits().shared_bytes < LARGE;
+    match columns {
+        0..=64 => Tiles { block_q: 128, block_kv: 64, threads: 128 },
+        65..=128 if small => Tiles { block_q: 64, block_kv: 64, threads: 128 },
+        65..=128 => Tiles { block_q: 128, block_kv: 64, threads: 128 },
+        _ if small => Tiles { block_q: 64, block_kv: 32, threads: 128 },
+        _ => Tiles { block_q: 128, block_kv: 64, threads: 256 },
+    }
+}
+
+/// Checks tile sizes against what the kernel can do with them.
+///
+/// # Errors
+/// When a size is out of its range, or a thread would need more registers than it has.
+pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
+    let Tiles { block_q, block_kv, threads } = config.tiles;
+    let refuse = |argument, value, allowed: String| Err(PlanError::Tile { argument, value, allowed });
+    if ![64, 128, 256].contains(&threads) {
+        return refuse("threads", threads, "64, 128 or 256".into());
+    }
+    if block_kv == 0 || !block_kv.is_multiple_of(ROWS) || block_kv > 256 {
+        return refuse("block_kv", block_kv, "a multiple of 16, at most 256".into());
+    }
+    let warps = threads / WARP;
+    if ![ROWS * warps, 2 * ROWS * warps].contains(&block_q) {
+        return refuse("block_q", block_q, format!("{} or {}: 16 or 32 for each warp", ROWS * warps, 2 * ROWS * warps));
+    }
+    let geometry = Geometry::new(config);
+    let most = 255 - geometry.others();
+    if geometry.accumulators() > most {
+        let allowed = format!(
+            "so small that a thread has at most {most} accumulators: {} x ({block_kv} keys + {} columns) / 2 are {}",
+            geometry.fragments,
+            16 * geometry.values.row_bytes / STEP,
+            geometry.accumulators()
+        );
+        return refuse("block_kv", block_kv, allowed);
+    }
+    Ok(())
+}
+
+/// The kernel.
+///
+/// # Errors
+/// When an instruction does not exist on the target.
+pub fn v2_tc(config: &Config) -> Result<Program, KernelError> {
+    let geometry = Geometry::new(config);
+    let mut kernel = KernelBuilder::new("flash_v2_tc", config.target);
+    let k = &mut kernel;
+    k.require_block([config.tiles.threads, 1, 1]);
+    k.min_ctas_per_sm(geometry.ctas);
+
+    let schedule = Schedule::new(k, config);
+    let [q, keys, values] = ["q", "k", "v"].map(|name| Strided::new(k, name, config.piece));
+    let results = Results::new(k, config);
+    let scores = Scores::new(k, config);
+
+    let tile = k.ctaid_x();
+    let work = schedule.work(k, tile);
+    let mut memory = SharedMemory::default();
+    let warp = Warp::new(k, config, geometry, &schedule, &work, scores, &mut memory);
+    let nothing = work.sees_nothing(k);
+    k.if_else(
+        nothing,
+        |k| {
+            for fragment in &warp.fragments {
+                let columns = fragment.out.columns();
+                let rows = (warp.quad, fragment.row);
+                results.store_nothing(k, (config, &schedule), rows, &Place::of(&work), columns);
+            }
+        },
+        |k| {
+            warp.fetch_queries(k, &q);
+            let ring = Ring::new(k, &warp, &keys, &values);
+            warp.run(k, &ring);
+            for Fragment { row, out, state, .. } in &warp.fragments {
+                results.store(k, (config, &schedule), (warp.quad, *row), &Place::of(&work), out, state);
+            }
+        },
+    );
+    Ok(Program { kernel: kernel.finish()?, shared: memory })
+}
+
+/// Sixteen queries of a warp.
+struct Fragment {
+    /// The thread's first row in the CTA's tile.
+    row: Reg<S32>,
+    scores: Accumulator,
+    out: Accumulator,
+    state: RowState,
+    alibi: Option<Alibi>,
+}
+
+/// A warp and what it works on.
+struct Warp<'a> {
+    config: &'a Config,
+    geometry: Geometry,
+    schedule: &'a Schedule,
+    work: &'a Work,
+    scores: Scores,
+    thread: Reg<U32>,
+    quad: Quad,
+    fragments: Vec<Fragment>,
+    /// Where the CTA's tile of queries is, and how this lane reads the warp's.
+    q_tile: Reg<U32>,
+    q: Reader,
+    /// The first stage of the ring, and how this lane reads it.
+    ring: Reg<U32>,
+    reader: Reader,
+    ty: Type,
+}
+
+impl<'a> Warp<'a> {
+    fn new(
+        k: &mut KernelBuilder,
+        config: &'a Config,
+        geometry: Geometry,
+        schedule: &'a Schedule,
+        work: &'a Work,
+        scores: Scores,
+        memory: &mut SharedMemory,
+    ) -> Self {
+        let Geometry { queries, keys, values, stages, .. } = geometry;
+        let q_tile = memory.reserve(k, "q", queries.rows, queries.row_bytes, 1);
+        let ring = memory.reserve(k, "k, v", stages, geometry.stage(), 1);
+        let (q_tile, ring) = (k.address_of(q_tile), k.address_of(ring));
+
+        let thread = k.tid_x();
+        let lane = k.and(thread, WARP - 1);
+        // Read from one lane, so that the assembler knows it is the same in all.
+        let warp = k.shr(thread, WARP.ilog2());
+        let warp = k.shfl_idx(warp, 0);
+        let first = k.mul(warp, ROWS * geometry.fragments);
+        let quad = Quad::of_lane(k, lane);
+        let reader = Reader::new(k, lane, &[keys, values]);
+        let q = reader.rows_further(k, first);
+        let row = k.add(first, quad.row);
+
+        let columns = 16 * values.row_bytes / STEP;
+        let fragments = (0..geometry.fragments)
+            .map(|index| {
+                let row = k.add(row, ROWS * index).cast::<S32>();
+                Fragment {
+                    row,
+                    scores: Accumulator::new(k, config.tiles.block_kv),
+                    out: Accumulator::new(k, columns),
+                    state: RowState::new(k, scores.to_exponent),
+                    alibi: scores.alibi(k, schedule, work, row),
+                }
+            })
+            .collect();
+        Self {
+            config,
+            geometry,
+            schedule,
+            work,
+            scores,
+            thread,
+            quad,
+            fragments,
+            q_tile,
+            q: q.further(k, q_tile),
+            ring,
+            reader: reader.further(k, ring),
+            ty: config.dtype.ty(),
+        }
+    }
+
+    /// Begins to bring the queries.
+    fn fetch_queries(&self, k: &mut KernelBuilder, q: &Strided) {
+        let Self { config, geometry, work, .. } = self;
+        let row_bytes = config.head_dim * config.dtype.bytes() as u32;
+        let copies = Copies::new(k, self.thread, config.tiles.threads, geometry.queries, row_bytes, config.piece);
+        let base = q.of_head(k, work.batch, work.head);
+        let base = match work.first_q {
+            None => base,
+            Some(first) => q.of_row(k, base, first),
+        };
+        let first_rows: Vec<_> = copies.first_rows().collect();
+        let fetched = copies.fetch(k, self.q_tile, None, |k, index, offset| {
+            let row = k.add(first_rows[index].cast::<S32>(), offset as i32);
+            let row = k.add(row, work.row);
+            let (query, head) = self.schedule.query(k, row);
+            let there = k.setp(Compare::Lt, query, work.seqlen_q);
+            let mut address = q.of_row(k, base, query);
+            if let Some(head) = head {
+                let head = k.cvt::<U64, _>(head);
+                address = k.mad(head, q.head, address);
+            }
+            (address, Some(there))
+        });
+        fetched.put(k);
+    }
+
+    /// The blocks of keys that the tile sees, from the last down: those at a border masked, the others not.
+    fn run(&self, k: &mut KernelBuilder, ring: &Ring) {
+        for Fragment { out, state, .. } in &self.fragments {
+            out.clear(k);
+            state.clear(k);
+        }
+        let held = self.hold_queries(k, ring);
+        let work = self.work;
+        let block = k.mov(work.last);
+        let down_to = |k: &mut KernelBuilder, border: Option<Reg<S32>>| match (border, work.lowest) {
+            (None, None) => k.mov(0),
+            (Some(border), None) => border,
+            (None, Some(lowest)) => lowest,
+            (Some(border), Some(lowest)) => k.max(border, lowest),
+        };
+        for (border, masked) in [(Some(work.right_border), true), (work.left_border, false)] {
+            let border = down_to(k, border);
+            k.while_(|k| k.setp(Compare::Ge, block, border), |k| self.block(k, ring, &held, block, masked));
+        }
+        if let Some(lowest) = work.lowest {
+            k.while_(|k| k.setp(Compare::Ge, block, lowest), |k| self.block(k, ring, &held, block, true));
+        }
+    }
+
+    /// The queries' first steps in registers, of each fragment, as many as there is room for.
+    fn hold_queries(&self, k: &mut KernelBuilder, ring: &Ring) -> Vec<Vec<Part>> {
+        if self.geometry.held > 0 {
+            ring.wait(k);
+        }
+        let steps = self.q.steps(k, self.geometry.queries);
+        (0..self.geometry.held).map(|step| self.load_queries(k, &steps, step)).collect()
+    }
+
+    /// A step of the queries, of each fragment.
+    fn load_queries(&self, k: &mut KernelBuilder, steps: &[Pointer<Shared>], step: u32) -> Vec<Part> {
+        let from = |index| steps[step as usize].offset(self.geometry.queries.rows_from(ROWS * index, step));
+        (0..self.geometry.fragments).map(|index| mma::load(k, from(index), false)).collect()
+    }
+
+    /// A block of keys and its values.
+    fn block(&self, k: &mut KernelBuilder, ring: &Ring, held: &[Vec<Part>], block: Reg<S32>, masked: bool) {
+        let (keys, coming) = ring.turn(k, Kind::Keys, masked.then_some(block));
+        self.score(k, &keys, held);
+        coming.put(k);
+        let modified = self.config.softcap || self.config.alibi;
+        if modified || masked {
+            let key = self.work.key(k, block, self.config.tiles.block_kv);
+            let column = k.mad(self.quad.place.cast::<S32>(), 2, key);
+            for fragment in &self.fragments {
+                self.scores.modify(k, &fragment.scores, fragment.alibi.as_ref(), column);
+                if masked {
+                    self.hide(k, fragment, column);
+                }
+            }
+        }
+        // Without a mask the last block has a key for every query.
+        let finite = !(masked && (self.config.causal || self.config.window)) && !self.config.alibi;
+        let raised: Vec<_> =
+            self.fragments.iter().map(|fragment| fragment.state.raise(k, &fragment.scores, finite)).collect();
+        let (values, coming) = ring.turn(k, Kind::Values, None);
+        self.add_values(k, &values, &raised);
+        coming.put(k);
+        k.sub_to(block, block, 1);
+    }
+
+    /// `scores = queries x keys^T`.
+    fn score(&self, k: &mut KernelBuilder, reader: &Reader, held: &[Vec<Part>]) {
+        let Geometry { queries, keys, .. } = self.geometry;
+        let (q_steps, k_steps) = (self.q.steps(k, queries), reader.steps(k, keys));
+        self.fragments.iter().for_each(|fragment| fragment.scores.clear(k));
+        let scores: Vec<_> = self.fragments.iter().map(|fragment| fragment.scores.clone()).collect();
+        let places: Vec<_> =
+            (0..keys.steps()).flat_map(|step| (0..keys.rows).step_by(ROWS as usize).map(move |row| (step, row))).collect();
+        let load = |k: &mut KernelBuilder, &(step, row): &(u32, u32)| {
+            let left = (row == 0).then(|| match held.get(step as usize) {
+                Some(held) => held.clone(),
+                None => self.load_queries(k, &q_steps, step),
+            });
+            (left, mma::load(k, k_steps[step as usize].offset(keys.rows_from(row, step)), false))
+        };
+        let mut left = Vec::new();
+        pipelined(k, &places, load, |k, &(_, row), (queries, part)| {
+            if let Some(queries) = queries {
+                left = queries;
+            }
+            mma::multiply_sixteen(k, &scores, row, &left, mma::columns(part, false), self.ty);
+        });
+    }
+
+    /// `out = rescale * out + exponentials x values`, the exponentials of the scores computed on the way.
+    fn add_values(&self, k: &mut KernelBuilder, reader: &Reader, raised: &[Raised]) {
+        let values = self.geometry.values;
+        let steps = reader.steps(k, values);
+        let out: Vec<_> = self.fragments.iter().map(|fragment| fragment.out.clone()).collect();
+        let places: Vec<_> = (0..values.rows)
+            .step_by(ROWS as usize)
+            .flat_map(|row| (0..values.steps()).map(move |step| (row, step)))
+            .collect();
+        let parts = |words: &mut [Vec<Reg<B32>>]| -> Vec<Part> {
+            words.iter_mut().filter_map(|words| std::mem::take(words).try_into().ok()).collect()
+        };
+        let mut words = vec![Vec::new(); self.fragments.len()];
+        self.exponentials(k, raised, 0, 0..PAIRS, &mut words);
+        let mut left = parts(&mut words);
+        let load = |k: &mut KernelBuilder, &(row, step): &(u32, u32)| {
+            mma::load(k, steps[step as usize].offset(values.rows_from(row, step)), true)
+        };
+        pipelined(k, &places, load, |k, &(row, step), part| {
+            if row == 0 {
+                for (out, raised) in out.iter().zip(raised) {
+                    out.columns_from(16 * step, 16).scale_rows(k, raised.rescale);
+                }
+            }
+            mma::multiply_sixteen(k, &out, 16 * step, &left, mma::columns(part, true), self.ty);
+            if row + ROWS < values.rows {
+                // A share of the next 16 keys' exponentials.
+                let share = |step: u32| (PAIRS as u32 * step / values.steps()) as usize;
+                self.exponentials(k, raised, row + ROWS, share(step)..share(step + 1), &mut words);
+                if step + 1 == values.steps() {
+                    left = parts(&mut words);
+                }
+            }
+        });
+    }
+
+    /// Adds to `words` some pairs of the exponentials of 16 keys, rounded, in the order that makes them a left factor.
+    fn exponentials(
+        &self,
+        k: &mut KernelBuilder,
+        raised: &[Raised],
+        key: u32,
+        pairs: Range<usize>,
+        words: &mut [Vec<Reg<B32>>],
+    ) {
+        for ((fragment, raised), words) in self.fragments.iter().zip(raised).zip(words) {
+            let sixteen = fragment.scores.columns_from(key, 16);
+            for pair in pairs.clone() {
+                let scores = [sixteen.values[2 * pair], sixteen.values[2 * pair + 1]];
+                fragment.state.take_in(k, raised, pair % 2, scores);
+                let word = k.reg();
+                narrow_pair_to(k, self.config.dtype, word, scores[0], scores[1]);
+                words.push(word);
+            }
+        }
+    }
+
+    /// Hides the keys that the fragment's queries do not see. `column` is the key of the thread's first column.
+    fn hide(&self, k: &mut KernelBuilder, fragment: &Fragment, column: Reg<S32>) {
+        let row = k.add(self.work.row, fragment.row);
+        let seen = [0, 8].map(|offset| {
+            let row = k.add(row, offset);
+            let (query, _) = self.schedule.query(k, row);
+            let (first, end) = self.schedule.seen(k, self.work, query);
+            (first.map(|first| k.sub(first, column)), k.sub(end, column))
+        });
+        let [(first, end), (other_first, other_end)] = seen;
+        let first = first.zip(other_first).map(|(first, other)| [first, other]);
+        fragment.scores.hide(k, &Visible { first, end: [end, other_end] });
+    }
+}
+
+/// Pairs of neighbouring columns that a thread has of a fragment's 16.
+const PAIRS: usize = 4;
+
+/// Loads what each place needs a few places ahead, and uses it there.
+fn pipelined<P, L>(
+    k: &mut KernelBuilder,
+    places: &[P],
+    mut load: impl FnMut(&mut KernelBuilder, &P) -> L,
+    mut using: impl FnMut(&mut KernelBuilder, &P, L),
+) {
+    let mut coming = places.iter();
+    let mut loaded: VecDeque<L> = coming.by_ref().take(AHEAD).map(|place| load(k, place)).collect();
+    for place in places {
+        loaded.extend(coming.next().map(|place| load(k, place)));
+        if let Some(loaded) = loaded.pop_front() {
+            using(k, place, loaded);
+        }
+    }
+}
+
+/// What a tile of the ring holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Keys,
+    Values,
+}
+
+/// Tiles of keys and values in turn, on their way or in use.
+struct Ring<'a> {
+    warp: &'a Warp<'a>,
+    keys: Coming,
+    values: Coming,
+    /// The stage of the tile whose turn is next, in bytes from the first one, and that before it.
+    stage: Reg<U32>,
+    before: Reg<U32>,
+}
+
+/// Tiles of one kind that are still to be brought.
+struct Coming {
+    stream: Stream,
+    /// The block of the next one.
+    block: Reg<S32>,
+}
+
+impl<'a> Ring<'a> {
+    /// Begins to bring the first tiles, the first of them together with what was asked for before.
+    fn new(k: &mut KernelBuilder, warp: &'a Warp<'a>, keys: &Strided, values: &Strided) -> Self {
+        let Warp { config, geometry, work, .. } = warp;
+        let coming = |k: &mut KernelBuilder, tensor: &Strided, tile: Tile, columns: u32| {
+            let row_bytes = columns * config.dtype.bytes() as u32;
+            let copies = Copies::new(k, warp.thread, config.tiles.threads, tile, row_bytes, config.piece);
+            let base = tensor.of_head(k, work.batch, work.kv_head);
+            let key = work.key(k, work.last, config.tiles.block_kv);
+            let key = match work.first_k {
+                None => key,
+                Some(first) => k.add(key, first),
+            };
+            let first = tensor.of_row(k, base, key);
+            Coming { stream: Stream::up(k, copies, first, tensor.row), block: k.mov(work.last) }
+        };
+        let keys = coming(k, keys, geometry.keys, config.head_dim);
+        let values = coming(k, values, geometry.values, config.head_dim_v);
+        let last_stage = (geometry.stages - 1) * geometry.stage();
+        let ring = Self { warp, keys, values, stage: k.mov(0), before: k.mov(last_stage) };
+        for (index, kind) in (0..geometry.stages - 1).zip([Kind::Keys, Kind::Values].into_iter().cycle()) {
+            let to = k.add(warp.ring, index * geometry.stage());
+            let border = (index < 2).then_some(work.last);
+            ring.fetch(k, kind, to, border).put(k);
+        }
+        ring
+    }
+
+    /// Begins to bring the next tile of a kind, if there is one. `border` is its block, where that may reach past the last key.
+    fn fetch(&self, k: &mut KernelBuilder, kind: Kind, to: Reg<U32>, border: Option<Reg<S32>>) -> Fetched {
+        let Coming { stream, block } = match kind {
+            Kind::Keys => &self.keys,
+            Kind::Values => &self.values,
+        };
+        let work = self.warp.work;
+        let rows = border.map(|border| {
+            let key = work.key(k, border, self.warp.config.tiles.block_kv);
+            k.sub(work.seqlen_k, key).cast::<U32>()
+        });
+        let over = work.is_over(k, *block);
+        let fetched = stream.fetch(k, to, Some(!over), rows);
+        if stream.copies.is_asynchronous(k) {
+            k.cp_async_commit();
+        }
+        k.sub_to(*block, *block, 1);
+        fetched
+    }
+
+    /// Waits for the tile whose turn it is. Every warp is then done with the one before.
+    fn wait(&self, k: &mut KernelBuilder) {
+        if self.keys.stream.copies.is_asynchronous(k) {
+            k.cp_async_wait(self.warp.geometry.stages - 2);
+        }
+        k.bar_sync(0);
+    }
+
+    /// The next tile, of this kind, how this lane reads it; and the one that begins to come to the place of the tile before.
+    /// `border` is the block, where that may reach past the last key.
+    fn turn(&self, k: &mut KernelBuilder, kind: Kind, border: Option<Reg<S32>>) -> (Reader, Fetched) {
+        let geometry = self.warp.geometry;
+        self.wait(k);
+        let to = k.add(self.warp.ring, self.before);
+        let other = match kind {
+            Kind::Keys => Kind::Values,
+            Kind::Values => Kind::Keys,
+        };
+        let (next, border) = match geometry.stages {
+            // With two stages, the values of the block whose keys are here.
+            2 => (other, border),
+            stages if stages % 2 == 0 => (other, None),
+            _ => (kind, None),
+        };
+        let mut fetched = self.fetch(k, next, to, border);
+        if k.target().supports(Feature::CpAsync) {
+            // Loaded into registers after all, which the products need.
+            std::mem::take(&mut fetched).put(k);
+        }
+        let reader = self.warp.reader.further(k, self.stage);
+        k.mov_to(self.before, self.stage);
+        k.add_to(self.stage, self.stage, geometry.stage());
+        let over = k.setp(Compare::Eq, self.stage, geometry.stages * geometry.stage());
+        k.selp_to(self.stage, 0, self.stage, over);
+        (reader, fetched)
+    }
+}
