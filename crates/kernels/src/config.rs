@@ -41,6 +41,10 @@ pub struct Config {
     pub softcap: bool,
     /// Whether scores have ALiBi's bias.
     pub alibi: bool,
+    /// Whether f32 is multiplied as tf32, rather than in three products.
+    pub tf32: bool,
+    /// Whether the keys are split among several CTAs, whose results [`crate::combine`] joins.
+    pub split: bool,
     /// Neighbouring elements, 1, 2, 4 or 8, that every tensor's rows can be accessed by; of [`crate::v2_tc`] and
     /// [`crate::v3`], the output's.
     pub vector: u32,

@@ -59,6 +59,8 @@ fn plain(target: Target, dtype: Dtype, head_dim: u32, head_dim_v: u32, tiles: Ti
         grouped: false,
         softcap: false,
         alibi: false,
+        tf32: false,
+        split: false,
         vector: 1,
         piece: 2,
         tiles,

@@ -7,10 +7,11 @@
 use std::panic::Location;
 
 use arch::Feature;
-use ptx::{B32, KernelBuilder, Pointer, Reg, Shared, Type, U32};
+use ptx::{B32, F32, KernelBuilder, Pointer, Reg, Shared, Type, U32};
 
 use crate::Dtype;
 use crate::accumulator::Accumulator;
+use crate::convert::narrow_pair_to;
 
 /// Rows of a fragment.
 pub const ROWS: u32 = 16;
@@ -170,58 +171,276 @@ impl Tile {
     }
 }
 
-/// A fragment: 16 rows by 32 bytes, in four registers. With 8 rows by 16 bytes each, they are the upper left, lower left, upper
-/// right and lower right part (PTX ISA, "Matrix fragments for mma.m16n8k16", fragment A).
-pub type Part = [Reg<B32>; 4];
-
-/// Loads a fragment; `transposed`, of 16-bit types, each part is.
-#[track_caller]
-pub fn load(k: &mut KernelBuilder, from: Pointer<Shared>, transposed: bool) -> Part {
-    let parts = k.ldmatrix(4, from, transposed);
-    [parts[0], parts[1], parts[2], parts[3]]
+/// How elements are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Product {
+    /// As they are, of a 16-bit type.
+    Half(Type),
+    /// f32 rounded to tf32, 11 bits.
+    Tf32,
+    /// f32 as the sum of two tf32: three products, without that of the two remainders.
+    ThreeTf32,
 }
 
-/// Sixteen columns of a right factor from a fragment, as two times eight.
-///
-/// Loaded straight, the fragment's rows are the columns of the factor; loaded transposed, they are its inner dimension.
-pub fn columns(part: Part, transposed: bool) -> [[Reg<B32>; 2]; 2] {
-    let [upper_left, lower_left, upper_right, lower_right] = part;
-    match transposed {
-        false => [[upper_left, upper_right], [lower_left, lower_right]],
-        true => [[upper_left, lower_left], [upper_right, lower_right]],
+impl Product {
+    /// Of a type; `rounded` takes f32 as tf32.
+    pub fn of(dtype: Dtype, rounded: bool) -> Self {
+        match dtype {
+            Dtype::F32 if rounded => Self::Tf32,
+            Dtype::F32 => Self::ThreeTf32,
+            Dtype::F16 | Dtype::Bf16 => Self::Half(dtype.ty()),
+        }
     }
+
+    /// The type of the instruction.
+    fn ty(self) -> Type {
+        match self {
+            Self::Half(ty) => ty,
+            Self::Tf32 | Self::ThreeTf32 => Type::Tf32,
+        }
+    }
+}
+
+/// A factor of a product, in registers.
+#[derive(Clone, Copy, Debug)]
+pub struct Factor<const N: usize> {
+    /// The elements, rounded to what is multiplied.
+    whole: [Reg<B32>; N],
+    /// What rounding left.
+    rest: Option<[Reg<B32>; N]>,
+}
+
+/// A fragment: 16 rows by 32 bytes. Its registers have 8 rows by 16 bytes each: the upper left, lower left, upper right and lower
+/// right part (PTX ISA, "Matrix fragments for mma.m16n8k16" and "mma.m16n8k8", fragment A).
+pub type Part = Factor<4>;
+
+impl<const N: usize> Factor<N> {
+    /// From elements as they are stored.
+    #[track_caller]
+    pub fn new(k: &mut KernelBuilder, elements: [Reg<B32>; N], product: Product) -> Self {
+        k.at(Location::caller(), |k| {
+            if let Product::Half(_) = product {
+                return Self { whole: elements, rest: None };
+            }
+            let whole = elements.map(|element| k.cvt_tf32(element.cast::<F32>()));
+            let rest = (product == Product::ThreeTf32).then(|| {
+                let mut place = 0;
+                elements.map(|element| {
+                    let rest = k.sub(element.cast::<F32>(), whole[place].cast::<F32>());
+                    place += 1;
+                    k.cvt_tf32(rest)
+                })
+            });
+            Self { whole, rest }
+        })
+    }
+
+    /// Some of its registers.
+    fn pick<const M: usize>(self, places: [usize; M]) -> Factor<M> {
+        Factor { whole: places.map(|place| self.whole[place]), rest: self.rest.map(|rest| places.map(|place| rest[place])) }
+    }
+}
+
+/// Loads a fragment.
+#[track_caller]
+pub fn load(k: &mut KernelBuilder, from: Pointer<Shared>, product: Product) -> Part {
+    k.at(Location::caller(), |k| {
+        let parts = k.ldmatrix(4, from, false);
+        Factor::new(k, [parts[0], parts[1], parts[2], parts[3]], product)
+    })
+}
+
+/// Two right factors of 8 columns each from a fragment whose rows are the columns.
+pub fn transposed(part: Part) -> [Factor<2>; 2] {
+    [part.pick([0, 2]), part.pick([1, 3])]
 }
 
 /// `into += left x right` of 16 rows by 8 columns.
 #[track_caller]
-pub fn multiply(k: &mut KernelBuilder, into: &[Reg<ptx::F32>], left: &Part, right: [Reg<B32>; 2], ty: Type) {
+pub fn multiply(k: &mut KernelBuilder, into: &[Reg<F32>], left: &Part, right: Factor<2>, product: Product) {
     k.at(Location::caller(), |k| {
+        let ty = product.ty();
+        // The small ones first.
+        if let Some(rest) = left.rest {
+            k.mma(into, &rest, &right.whole, ty);
+        }
+        if let Some(rest) = right.rest {
+            k.mma(into, &left.whole, &rest, ty);
+        }
         // Before sm_80 an instruction is half as deep.
         if ty == Type::F16 && !k.target().supports(Feature::Bf16Mma) {
-            k.mma(into, &left[..2], &right[..1], ty);
-            k.mma(into, &left[2..], &right[1..], ty);
+            k.mma(into, &left.whole[..2], &right.whole[..1], ty);
+            k.mma(into, &left.whole[2..], &right.whole[1..], ty);
         } else {
-            k.mma(into, left, &right, ty);
+            k.mma(into, &left.whole, &right.whole, ty);
         }
     });
 }
 
-/// `into += left x right` of several times 16 rows by 16 columns, from column `column` on.
-#[track_caller]
-pub fn multiply_sixteen(
-    k: &mut KernelBuilder,
-    into: &[Accumulator],
-    column: u32,
-    left: &[Part],
-    right: [[Reg<B32>; 2]; 2],
-    ty: Type,
-) {
-    k.at(Location::caller(), |k| {
-        for (eight, right) in (0..).zip(right) {
-            for (into, left) in into.iter().zip(left) {
-                let into = into.columns_from(column + 8 * eight, 8);
-                multiply(k, &into.values, left, right, ty);
+/// How a lane reads a tile whose rows are the inner dimension of a product: 16 rows by 32 bytes at a time.
+#[derive(Clone, Copy, Debug)]
+pub enum Rows {
+    /// Of 16-bit types: `ldmatrix` transposes.
+    Transposed(Reader),
+    /// Of f32: a lane loads an element of the even and of the odd rows. Its place in a fragment's inner dimension stands for
+    /// two neighbouring rows, which is how the left factor has its columns.
+    Elements {
+        /// From row `2 (lane mod 4)`.
+        even: Reader,
+        /// From the row after.
+        odd: Reader,
+    },
+}
+
+/// Addresses of a tile's steps: see [`Reader::steps`].
+#[derive(Clone, Debug)]
+pub struct RowSteps {
+    tile: Tile,
+    first: Vec<Pointer<Shared>>,
+    odd: Option<Vec<Pointer<Shared>>>,
+}
+
+impl Rows {
+    /// Of the slabs that a tile has. `reader` reads fragments of it.
+    #[track_caller]
+    pub fn new(k: &mut KernelBuilder, lane: Reg<U32>, reader: Reader, tile: Tile, dtype: Dtype) -> Self {
+        if dtype != Dtype::F32 {
+            return Self::Transposed(reader);
+        }
+        k.at(Location::caller(), |k| {
+            let column = k.shr(lane, 2);
+            let chunk = k.shr(column, 2);
+            let column = k.and(column, 3);
+            let pair = k.and(lane, 3);
+            let [even, odd] = [0, 1].map(|odd| {
+                let row = k.mad(pair, 2, odd);
+                let of_width = WIDTHS.map(|width| {
+                    tile.widths().any(|has| has == width).then(|| {
+                        let chunk = swizzled(k, width, row, chunk);
+                        k.mad(column, 4, chunk)
+                    })
+                });
+                Reader { of_width }
+            });
+            Self::Elements { even, odd }
+        })
+    }
+
+    /// The same, so many bytes further on: a multiple of 128.
+    #[track_caller]
+    pub fn further(&self, k: &mut KernelBuilder, bytes: Reg<U32>) -> Self {
+        match self {
+            Self::Transposed(reader) => Self::Transposed(reader.further(k, bytes)),
+            Self::Elements { even, odd } => Self::Elements { even: even.further(k, bytes), odd: odd.further(k, bytes) },
+        }
+    }
+
+    /// The addresses of a tile's steps.
+    #[track_caller]
+    pub fn steps(&self, k: &mut KernelBuilder, tile: Tile) -> RowSteps {
+        match self {
+            Self::Transposed(reader) => RowSteps { tile, first: reader.steps(k, tile), odd: None },
+            Self::Elements { even, odd } => {
+                RowSteps { tile, first: even.steps(k, tile), odd: Some(odd.steps(k, tile)) }
             }
         }
-    });
+    }
+}
+
+/// Sixteen rows by 32 bytes of a tile whose rows are the inner dimension: right factors, as deep as a step and 8 columns wide.
+#[derive(Clone, Copy, Debug)]
+pub enum RightRows {
+    /// Of 16-bit types: one after the other along the columns.
+    Columns([Factor<2>; 2]),
+    /// Of f32: one after the other along the rows.
+    Deep([Factor<2>; 2]),
+}
+
+impl RowSteps {
+    /// Loads the rows from `row` on, a multiple of 16, at a step.
+    #[track_caller]
+    pub fn load(&self, k: &mut KernelBuilder, row: u32, step: u32, product: Product) -> RightRows {
+        k.at(Location::caller(), |k| {
+            let offset = self.tile.rows_from(row, step);
+            let first = self.first[step as usize].offset(offset);
+            match &self.odd {
+                None => {
+                    let parts = k.ldmatrix(4, first, true);
+                    let part = Factor::new(k, [parts[0], parts[1], parts[2], parts[3]], product);
+                    RightRows::Columns([part.pick([0, 1]), part.pick([2, 3])])
+                }
+                Some(odd) => {
+                    let odd = odd[step as usize].offset(offset);
+                    let half = self.tile.rows_from(ROWS / 2, step);
+                    let eight = |k: &mut KernelBuilder, down: i64| {
+                        let elements = [first, odd].map(|from| k.ld::<B32, _>(from.offset(down)));
+                        Factor::new(k, elements, product)
+                    };
+                    RightRows::Deep([eight(k, 0), eight(k, half)])
+                }
+            }
+        })
+    }
+}
+
+impl RightRows {
+    /// `into += left x self`, `left` being 16 columns in one or two parts.
+    #[track_caller]
+    pub fn multiply_into(&self, k: &mut KernelBuilder, into: &Accumulator, left: &[Part], product: Product) {
+        k.at(Location::caller(), |k| match self {
+            Self::Columns(columns) => {
+                for (into, right) in into.values.chunks_exact(4).zip(columns) {
+                    left.iter().for_each(|left| multiply(k, into, left, *right, product));
+                }
+            }
+            Self::Deep(deep) => {
+                for (left, right) in left.iter().zip(deep) {
+                    multiply(k, &into.values, left, *right, product);
+                }
+            }
+        });
+    }
+}
+
+/// Two neighbouring columns of a row, to be part of a left factor.
+#[derive(Clone, Copy, Debug)]
+pub enum Pair {
+    /// Rounded to a 16-bit type.
+    Word(Reg<B32>),
+    /// f32.
+    Elements([Reg<F32>; 2]),
+}
+
+impl Pair {
+    /// From f32; rounds if `dtype` has 16 bits.
+    #[track_caller]
+    pub fn new(k: &mut KernelBuilder, elements: [Reg<F32>; 2], dtype: Dtype) -> Self {
+        if dtype == Dtype::F32 {
+            return Self::Elements(elements);
+        }
+        let word = k.reg();
+        narrow_pair_to(k, dtype, word, elements[0], elements[1]);
+        Self::Word(word)
+    }
+}
+
+/// The left factor of 16 columns from its pairs: those of rows 0 and 8 of the first 8 columns, then of the next.
+#[track_caller]
+pub fn left_of_pairs(k: &mut KernelBuilder, pairs: &[Pair], product: Product) -> Vec<Part> {
+    k.at(Location::caller(), |k| match *pairs {
+        [Pair::Word(a), Pair::Word(b), Pair::Word(c), Pair::Word(d)] => {
+            vec![Factor { whole: [a, b, c, d], rest: None }]
+        }
+        _ => {
+            let eight = |rows: &[Pair]| match *rows {
+                // The first of two neighbours on the left of the fragment, the second on the right.
+                [Pair::Elements(row), Pair::Elements(other)] => {
+                    let elements = [row[0], other[0], row[1], other[1]].map(|element| element.cast());
+                    Some(Factor::new(k, elements, product))
+                }
+                _ => None,
+            };
+            pairs.chunks_exact(2).filter_map(eight).collect()
+        }
+    })
 }

@@ -11,7 +11,7 @@ use ptx::{Argument, Kernel, KernelError, L2Promotion, Launch, Swizzle, TensorMap
 
 use crate::config::{Config, Program, Tiles};
 use crate::tile::{GROUP, SharedMemory};
-use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, hopper, naive, v1, v2, v2_kt, v2_tc, v3};
+use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, combine, hopper, naive, v1, v2, v2_kt, v2_tc, v3};
 
 /// A generation of the attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -83,7 +83,7 @@ impl Stratum {
             Stratum::V2Tc => Coverage {
                 min_sm: Sm::Sm75,
                 needs: None,
-                dtypes: &[Dtype::F16, Dtype::Bf16],
+                dtypes: &Dtype::ALL,
                 max_head_dim: 256,
                 max_seqlen: PACKED_END as usize,
                 features: &[
@@ -368,6 +368,8 @@ pub struct LaunchPlan {
     heads: u32,
     /// Where tiles are numbered by [`crate::schedule`]: the heads that are taken together.
     section: Option<u32>,
+    /// How often the grid has each tile, with another part of the keys each time.
+    splits: u32,
     /// Whether CTAs stay and take one tile after the other, so that no more need be launched than fit the multiprocessors, one
     /// each.
     stays: bool,
@@ -527,6 +529,9 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
 /// (The arrangement is that of Triton's ragged tensor descriptors.)
 pub const PACKED_END: i32 = 1 << 30;
 
+/// The most CTAs that keys are split among.
+pub(crate) const MAX_SPLITS: u32 = 256;
+
 /// The largest `block_q` and `block_kv`.
 const MAX_BLOCK: u32 = 256;
 
@@ -577,6 +582,20 @@ impl fmt::Display for SharedMemory {
     }
 }
 
+/// What a caller may choose about a plan; by default the stratum chooses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Options {
+    /// Tile sizes.
+    pub tiles: Option<Tiles>,
+    /// The CTAs that the keys of a tile of queries are split among, their results joined by a kernel of its own, of
+    /// [`Stratum::V2Tc`]; 1 splits nothing. By default as many as fill the GPU.
+    pub splits: Option<u32>,
+    /// The multiprocessors of the GPU, which are to be filled; by default those of the largest of its architecture.
+    pub multiprocessors: Option<u32>,
+    /// Whether f32 is multiplied as tf32, 11 bits, of [`Stratum::V2Tc`]; by default in three products, to f32's precision.
+    pub tf32: bool,
+}
+
 /// Plans a call.
 ///
 /// `tiles` are the stratum's default ones unless given.
@@ -590,7 +609,25 @@ pub fn plan(
     layout: &Layout,
     tiles: Option<Tiles>,
 ) -> Result<Plan, PlanError> {
+    plan_with(stratum, problem, target, layout, &Options { tiles, ..Options::default() })
+}
+
+/// Plans a call as the caller chose.
+///
+/// # Errors
+/// Those of [`plan()`], or when there are no splits or too many.
+pub fn plan_with(
+    stratum: Stratum,
+    problem: &Problem,
+    target: Target,
+    layout: &Layout,
+    options: &Options,
+) -> Result<Plan, PlanError> {
     covered(stratum, problem, target)?;
+    if let Some(splits) = options.splits.filter(|splits| !(1..=MAX_SPLITS).contains(splits)) {
+        let allowed = format!("1 to {MAX_SPLITS}");
+        return Err(PlanError::Tile { argument: "splits", value: splits, allowed });
+    }
     let window = problem.mask != Mask::FULL && problem.mask != Mask::CAUSAL;
     let config = Config {
         target,
@@ -602,7 +639,9 @@ pub fn plan(
         varlen: problem.varlen.is_some(),
         // Where tiles differ in length, who is done takes the next.
         dynamic: stratum == Stratum::V3 && (problem.mask != Mask::FULL || problem.varlen.is_some()),
-        grouped: false,
+        grouped: stratum == Stratum::V2Tc && v2_tc::shares_heads(problem),
+        tf32: options.tf32,
+        split: false,
         softcap: problem.softcap.is_some(),
         alibi: problem.alibi_slopes.is_some(),
         vector: match stratum {
@@ -610,7 +649,7 @@ pub fn plan(
             _ => layout.vector(problem),
         },
         piece: layout.piece(problem),
-        tiles: tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem)),
+        tiles: options.tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem)),
     };
     match stratum {
         Stratum::V2Tc => v2_tc::check_tiles(&config)?,
@@ -623,7 +662,7 @@ pub fn plan(
         Stratum::V1 => planner.v1()?,
         Stratum::V2 => planner.v2()?,
         Stratum::V2Kt => planner.v2_kt()?,
-        Stratum::V2Tc => planner.v2_tc()?,
+        Stratum::V2Tc => planner.v2_tc(options)?,
         Stratum::V3 => planner.v3()?,
     }
     let Planner { launches, workspaces, .. } = planner;
@@ -652,8 +691,13 @@ fn covered(stratum: Stratum, problem: &Problem, target: Target) -> Result<(), Pl
     if !dtypes.contains(&problem.dtype) {
         return Err(PlanError::Dtype { stratum, dtype: problem.dtype });
     }
-    if stratum == Stratum::V2Tc && problem.dtype == Dtype::Bf16 && !target.supports(arch::Feature::Bf16Mma) {
-        return Err(PlanError::Lacks { stratum, target, needs: arch::Feature::Bf16Mma });
+    let of_type = match (stratum, problem.dtype) {
+        (Stratum::V2Tc, Dtype::Bf16) => Some(arch::Feature::Bf16Mma),
+        (Stratum::V2Tc, Dtype::F32) => Some(arch::Feature::Tf32Mma),
+        _ => None,
+    };
+    if let Some(needs) = of_type.filter(|&needs| !target.supports(needs)) {
+        return Err(PlanError::Lacks { stratum, target, needs });
     }
     if let Some(feature) = problem.features().into_iter().find(|feature| !features.contains(feature)) {
         return Err(PlanError::Feature { stratum, feature });
@@ -740,9 +784,49 @@ impl Planner<'_> {
         self.launch(v2_kt::v2_kt, Heads::Query, self.query_blocks(config.tiles.block_q), arguments)
     }
 
-    fn v2_tc(&mut self) -> Result<(), PlanError> {
+    fn v2_tc(&mut self, options: &Options) -> Result<(), PlanError> {
+        let (problem, sm) = (self.problem, self.config.target.sm());
         let tensors = [self.q()?, self.k()?, self.v()?].concat();
-        self.launch_scheduled(v2_tc::v2_tc, Vec::new(), tensors, false)
+        let largest = || arch::GPUS.iter().filter(|gpu| gpu.sm == sm).map(|gpu| gpu.sm_count).max();
+        let multiprocessors = options.multiprocessors.or_else(largest).unwrap_or(1);
+        let splits = options.splits.unwrap_or_else(|| v2_tc::splits(problem, &self.config, multiprocessors));
+        self.config.split = splits > 1;
+        if splits == 1 {
+            let results = self.results()?;
+            return self.launch_scheduled(v2_tc::v2_tc, Vec::new(), tensors, results, 1, false);
+        }
+
+        // The parts, each like an unpacked batch in f32.
+        let heads_in_all = problem.batch as u128 * problem.heads_q as u128;
+        let rows = heads_in_all * problem.seqlen_q as u128;
+        let row = 4 * problem.head_dim_v as u128;
+        let head = row * problem.seqlen_q as u128;
+        let parts = self.workspace("out_parts", &[u128::from(splits), rows, row])?;
+        let lse_parts = self.workspace("lse_parts", &[u128::from(splits), rows, 4])?;
+        let sizes = [ArgRef::U64((rows * row) as u64), ArgRef::U64((rows * 4) as u64)];
+        let mut results = tensor(parts, "out_parts", [head * problem.heads_q as u128, head, row])?;
+        results.push(ArgRef::Buffer(lse_parts));
+        results.extend(sizes.clone());
+        self.launch_scheduled(v2_tc::v2_tc, Vec::new(), tensors, results, splits, false)?;
+
+        let mut arguments = vec![ArgRef::U32(splits), ArgRef::Buffer(parts), ArgRef::Buffer(lse_parts)];
+        arguments.extend(sizes);
+        arguments.extend(self.out()?);
+        arguments.push(ArgRef::Buffer(Buffer::Lse));
+        if self.config.varlen {
+            arguments.extend([ArgRef::Buffer(Buffer::CuSeqlensQ), ArgRef::U32(problem.total_q() as u32)]);
+        }
+        self.launch(combine::combine, Heads::Query, self.query_blocks(combine::ROWS), arguments)
+    }
+
+    /// The output and the logarithms.
+    fn results(&self) -> Result<Vec<ArgRef>, PlanError> {
+        let mut results = self.out()?;
+        results.push(ArgRef::Buffer(Buffer::Lse));
+        if self.config.varlen {
+            results.push(ArgRef::U32(self.problem.total_q() as u32));
+        }
+        Ok(results)
     }
 
     fn v3(&mut self) -> Result<(), PlanError> {
@@ -755,16 +839,19 @@ impl Planner<'_> {
             self.tensor_map(Buffer::K, "k", block_kv)?,
             self.tensor_map(Buffer::V, "v", block_kv)?,
         ];
-        self.launch_scheduled(v3::v3, maps, Vec::new(), true)
+        let results = self.results()?;
+        self.launch_scheduled(v3::v3, maps, Vec::new(), results, 1, true)
     }
 
     /// Adds a launch of a kernel that takes its tiles from [`crate::schedule`], one CTA each or, where CTAs stay, one after the
-    /// other; none when there is no query. `first` are the arguments before the schedule's, `tensors` those after.
+    /// other; none when there is no query. `first` are the arguments before the schedule's, `tensors` and `results` those after.
     fn launch_scheduled(
         &mut self,
         write: fn(&Config) -> Result<Program, KernelError>,
         first: Vec<ArgRef>,
         tensors: Vec<ArgRef>,
+        results: Vec<ArgRef>,
+        splits: u32,
         stays: bool,
     ) -> Result<(), PlanError> {
         let (problem, config, stratum, sm) = (self.problem, self.config, self.stratum, self.config.target.sm());
@@ -779,9 +866,11 @@ impl Planner<'_> {
         let blocks = rows.div_ceil(config.tiles.block_q.into());
         let heads_in_all = problem.batch as u64 * heads as u64;
         let tiles = u128::from(heads_in_all) * u128::from(blocks);
-        let Some(tiles) = i32::try_from(tiles).ok().map(|tiles| tiles as u32) else {
-            return Err(PlanError::Grid { ctas: tiles });
+        let ctas = tiles * u128::from(splits);
+        let Some(ctas) = i32::try_from(ctas).ok().map(|ctas| ctas as u32) else {
+            return Err(PlanError::Grid { ctas });
         };
+        let tiles = ctas / splits;
         let blocks = blocks as u32;
         let section = v3::section(problem, blocks);
         let mut arguments = first;
@@ -795,6 +884,9 @@ impl Planner<'_> {
             ArgRef::U32(heads_in_all as u32),
             ArgRef::U32(section),
         ]);
+        if config.split {
+            arguments.push(ArgRef::U32(splits));
+        }
         if config.varlen {
             arguments.extend([ArgRef::Buffer(Buffer::CuSeqlensQ), ArgRef::Buffer(Buffer::CuSeqlensK)]);
         }
@@ -805,11 +897,7 @@ impl Planner<'_> {
             arguments.extend([side(problem.mask.left), side(problem.mask.right)]);
         }
         arguments.extend(tensors);
-        arguments.extend(self.out()?);
-        arguments.push(ArgRef::Buffer(Buffer::Lse));
-        if config.varlen {
-            arguments.push(ArgRef::U32(problem.total_q() as u32));
-        }
+        arguments.extend(results);
         arguments.push(ArgRef::F32(problem.scale() as f32));
         arguments.extend(problem.softcap.map(ArgRef::F32));
         if let Some(slopes) = &problem.alibi_slopes {
@@ -829,7 +917,7 @@ impl Planner<'_> {
         self.launches.push(LaunchPlan {
             block: kernel.required_block.unwrap_or([config.tiles.threads, 1, 1]),
             kernel,
-            grid: [tiles, 1, 1],
+            grid: [ctas, 1, 1],
             dynamic_shared: shared.bytes() as u32,
             shared,
             arguments,
@@ -837,6 +925,7 @@ impl Planner<'_> {
             group: (problem.heads_q / heads) as u32,
             heads: heads as u32,
             section: Some(section),
+            splits,
             stays,
         });
         Ok(())
@@ -958,6 +1047,7 @@ impl Planner<'_> {
             group: (problem.heads_q / heads) as u32,
             heads: heads as u32,
             section: None,
+            splits: 1,
             stays: false,
         });
         Ok(())
@@ -1050,7 +1140,12 @@ impl Plan {
             };
             let before = index / section * section;
             let heads = section.min(self.batch as u64 * u64::from(launch.heads) - before);
-            (0..blocks).map(|from_last| before * blocks + from_last * heads + index - before).collect()
+            let tiles = launch.ctas() / u64::from(launch.splits);
+            let of_part = |part| {
+                let first = part * tiles + before * blocks + index - before;
+                (0..blocks).map(move |from_last| first + from_last * heads)
+            };
+            (0..u64::from(launch.splits)).flat_map(of_part).collect()
         };
         self.launches.iter().map(|launch| if there { of(launch) } else { Vec::new() }).collect()
     }

@@ -22,8 +22,11 @@ pub struct Schedule {
     section: Reg<U32>,
     heads: Reg<U32>,
     group: Reg<U32>,
-    seqlen_q: Reg<S32>,
+    /// Queries of a sequence, or of a packed batch's longest.
+    pub seqlen_q: Reg<S32>,
     seqlen_k: Reg<S32>,
+    /// How many CTAs split a tile's keys among them.
+    splits: Option<Reg<U32>>,
     /// Where each sequence begins, of queries and of keys.
     cu_seqlens: Option<[Reg<U64>; 2]>,
     left: Option<Reg<S32>>,
@@ -67,11 +70,13 @@ pub struct Work {
     pub right_border: Reg<S32>,
     /// The first block that every query sees from its beginning.
     pub left_border: Option<Reg<S32>>,
+    /// Where keys are split, which part of them these blocks are.
+    pub part: Option<Reg<U32>>,
 }
 
 impl Schedule {
-    /// Declares `seqlen_q`, `seqlen_k`, `heads`, `group`, `blocks`, `tiles`, `heads_in_all`, `section`; of a packed batch
-    /// `cu_seqlens_q` and `cu_seqlens_k`; of a window `left` and `right`.
+    /// Declares `seqlen_q`, `seqlen_k`, `heads`, `group`, `blocks`, `tiles`, `heads_in_all`, `section`; of split keys
+    /// `splits`; of a packed batch `cu_seqlens_q` and `cu_seqlens_k`; of a window `left` and `right`.
     #[track_caller]
     pub fn new(k: &mut KernelBuilder, config: &Config) -> Self {
         k.at(Location::caller(), |k| {
@@ -79,6 +84,7 @@ impl Schedule {
             let (heads, group) = (k.param("heads"), k.param("group"));
             let (blocks, tiles) = (k.param("blocks"), k.param("tiles"));
             let (heads_in_all, section) = (k.param("heads_in_all"), k.param("section"));
+            let splits = config.split.then(|| k.param("splits"));
             let cu_seqlens =
                 config.varlen.then(|| [k.pointer_param("cu_seqlens_q", 4), k.pointer_param("cu_seqlens_k", 4)]);
             let (left, right) = match (config.window, config.causal) {
@@ -96,6 +102,7 @@ impl Schedule {
                 group,
                 seqlen_q,
                 seqlen_k,
+                splits,
                 cu_seqlens,
                 left,
                 right,
@@ -106,10 +113,34 @@ impl Schedule {
         })
     }
 
-    /// What tile `index` is.
+    /// What tile `index` is; where keys are split, all tiles with their first part of the keys come first, then all with the next.
     #[track_caller]
     pub fn work(&self, k: &mut KernelBuilder, index: Reg<U32>) -> Work {
         k.at(Location::caller(), |k| {
+            let Some(splits) = self.splits else { return self.whole(k, index) };
+            let part = k.div(index, self.tiles);
+            let before = k.mul(part, self.tiles);
+            let index = k.sub(index, before);
+            let whole = self.whole(k, index);
+            // Equal parts of the blocks, from the last down.
+            let lowest = whole.lowest.unwrap_or_else(|| k.mov(0));
+            let blocks = k.sub(whole.last, lowest);
+            let splits = splits.cast::<S32>();
+            let blocks = k.add(blocks, splits);
+            let blocks = k.max(blocks, 0);
+            let blocks = k.div(blocks, splits);
+            let taken = k.mul(blocks, part.cast());
+            let last = k.sub(whole.last, taken);
+            let end = k.sub(last, blocks);
+            let first = k.add(end, 1);
+            let lowest = k.max(first, lowest);
+            Work { last, lowest: Some(lowest), part: Some(part), ..whole }
+        })
+    }
+
+    /// What tile `index` is, with all its keys.
+    fn whole(&self, k: &mut KernelBuilder, index: Reg<U32>) -> Work {
+        {
             let split = |k: &mut KernelBuilder, index: Reg<U32>, by: Reg<U32>| {
                 let quotient = k.div(index, by);
                 let product = k.mul(quotient, by);
@@ -213,8 +244,9 @@ impl Schedule {
                 last,
                 right_border,
                 left_border,
+                part: None,
             }
-        })
+        }
     }
 
     /// The query of a row of its sequence, and where rows are those of several heads, which of them.

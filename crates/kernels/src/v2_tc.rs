@@ -12,19 +12,18 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use arch::Feature;
-use ptx::{B32, Compare, KernelBuilder, KernelError, Pointer, Reg, S32, Shared, Type, U32, U64};
+use ptx::{Compare, KernelBuilder, KernelError, Pointer, Reg, S32, Shared, U32, U64};
 
 use crate::accumulator::{Accumulator, Quad, Raised, RowState, Visible};
 use crate::config::{Config, Program, Tiles};
-use crate::convert::narrow_pair_to;
 use crate::copies::{Copies, Fetched, Stream};
-use crate::mma::{self, Part, ROWS, Reader, STEP, Tile};
+use crate::mma::{self, Pair, Part, Product, ROWS, Reader, Rows, Tile};
 use crate::results::{Place, Results};
 use crate::schedule::{Schedule, Work};
 use crate::scores::{Alibi, Scores};
 use crate::strided::Strided;
 use crate::tile::SharedMemory;
-use crate::{PlanError, Problem};
+use crate::{Dtype, PlanError, Problem};
 
 /// Threads of a warp.
 const WARP: u32 = 32;
@@ -43,6 +42,10 @@ pub struct Geometry {
     pub values: Tile,
     /// Tiles of keys and values, in turn, on their way or in use.
     pub stages: u32,
+    /// Columns of the output that a warp has: those of the values, and of the last step.
+    pub columns: u32,
+    /// How elements are multiplied.
+    pub product: Product,
     /// Sixteen queries each: how many a warp has.
     pub fragments: u32,
     /// CTAs of a multiprocessor that registers are left for.
@@ -60,7 +63,10 @@ impl Geometry {
         let values = Tile::new(block_kv, config.head_dim_v, config.dtype);
         let queries = Tile { rows: block_q, ..keys };
         let fragments = block_q / (threads / WARP) / ROWS;
-        let mut geometry = Self { queries, keys, values, stages: 2, fragments, ctas: 1, held: 0 };
+        let columns = values.row_bytes / config.dtype.bytes() as u32;
+        let product = Product::of(config.dtype, config.tf32);
+        let mut geometry =
+            Self { queries, keys, values, columns, product, stages: 2, fragments, ctas: 1, held: 0 };
 
         let registers = |ctas: u32| (limits.registers / (ctas * threads) / 8 * 8).min(limits.max_registers_per_thread);
         let shared = |geometry: &Self, ctas: u32| {
@@ -74,7 +80,9 @@ impl Geometry {
             geometry.stages += 1;
         }
         let free = registers(geometry.ctas).saturating_sub(needed);
-        geometry.held = (free / (4 * fragments)).min(keys.steps());
+        if config.dtype != Dtype::F32 {
+            geometry.held = (free / (4 * fragments)).min(keys.steps());
+        }
         geometry
     }
 
@@ -90,13 +98,14 @@ impl Geometry {
 
     /// Registers of a thread for scores and output.
     fn accumulators(&self) -> u32 {
-        let columns = self.keys.rows + 16 * self.values.row_bytes / STEP;
-        self.fragments * columns / 2
+        self.fragments * (self.keys.rows + self.columns) / 2
     }
 
     /// Registers of a thread beside those: exponentials, fragments on their way, the state of rows, addresses.
     fn others(&self) -> u32 {
-        12 * self.fragments + 4 * AHEAD as u32 + 20
+        // Three products take as much again for what rounding left.
+        let parts = if self.product == Product::ThreeTf32 { 3 } else { 1 };
+        12 * parts * self.fragments + 4 * parts * AHEAD as u32 + 20
     }
 }
 
@@ -105,7 +114,26 @@ const MOST_STAGES: u32 = 4;
 
 /// The tile sizes for a problem.
 pub fn default_tiles(sm: arch::Sm, problem: &Problem) -> Tiles {
-    tiles_of(sm, problem.head_dim.max(problem.head_dim_v) as u32)
+    let columns = problem.head_dim.max(problem.head_dim_v) as u32;
+    let rows = if shares_heads(problem) { problem.seqlen_q * problem.group() } else { problem.seqlen_q };
+    match (problem.dtype, columns) {
+        (Dtype::F32, 0..=128) => Tiles { block_q: 64, block_kv: 32, threads: 128 },
+        (Dtype::F32, _) => Tiles { block_q: 64, block_kv: 16, threads: 128 },
+        // Of few queries, tiles that are not half empty.
+        (_, _) if rows <= 32 => Tiles { block_q: 32, block_kv: 64, threads: 64 },
+        (_, _) if rows <= 64 => Tiles { block_q: 64, block_kv: 64, threads: 128 },
+        _ => tiles_of(sm, columns),
+    }
+}
+
+/// Whether the query heads of a KV head should share tiles: where their queries are so few that they leave tiles empty.
+pub fn shares_heads(problem: &Problem) -> bool {
+    /// Rows of a tile: what they fill of it, or of two, is the question.
+    const TILE: usize = 128;
+    let (queries, group) = (problem.seqlen_q, problem.group());
+    let apart = group * queries.div_ceil(TILE);
+    let together = (queries * group).div_ceil(TILE);
+    group > 1 && 10 * together < 9 * apart
 }
 
 /// The tile sizes, by architecture and the larger of `head_dim` and `head_dim_v`.
@@ -120,6 +148,19 @@ pub fn tiles_of(sm: arch::Sm, columns: u32) -> Tiles {
         _ if small => Tiles { block_q: 64, block_kv: 32, threads: 128 },
         _ => Tiles { block_q: 128, block_kv: 64, threads: 256 },
     }
+}
+
+/// How many CTAs the keys of a tile of queries are split among so that a GPU of so many multiprocessors is filled.
+pub fn splits(problem: &Problem, config: &Config, multiprocessors: u32) -> u32 {
+    /// Blocks of keys that are worth a CTA.
+    const LEAST: u64 = 4;
+    let Tiles { block_q, block_kv, .. } = config.tiles;
+    let group = if config.grouped { problem.group() } else { 1 };
+    let heads = (problem.batch * problem.heads_q / group) as u64;
+    let tiles = heads * (problem.seqlen_q as u64 * group as u64).div_ceil(block_q.into());
+    let resident = u64::from(multiprocessors * Geometry::new(config).ctas);
+    let most = ((problem.seqlen_k as u64).div_ceil(block_kv.into()) / LEAST).min(resident / tiles.max(1));
+    most.clamp(1, crate::plan::MAX_SPLITS.into()) as u32
 }
 
 /// Checks tile sizes against what the kernel can do with them.
@@ -145,7 +186,7 @@ pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
         let allowed = format!(
             "so small that a thread has at most {most} accumulators: {} x ({block_kv} keys + {} columns) / 2 are {}",
             geometry.fragments,
-            16 * geometry.values.row_bytes / STEP,
+            geometry.columns,
             geometry.accumulators()
         );
         return refuse("block_kv", block_kv, allowed);
@@ -180,7 +221,7 @@ pub fn v2_tc(config: &Config) -> Result<Program, KernelError> {
             for fragment in &warp.fragments {
                 let columns = fragment.out.columns();
                 let rows = (warp.quad, fragment.row);
-                results.store_nothing(k, (config, &schedule), rows, &Place::of(&work), columns);
+                results.store_nothing(k, &schedule, rows, &Place::of(&work), columns);
             }
         },
         |k| {
@@ -188,7 +229,7 @@ pub fn v2_tc(config: &Config) -> Result<Program, KernelError> {
             let ring = Ring::new(k, &warp, &keys, &values);
             warp.run(k, &ring);
             for Fragment { row, out, state, .. } in &warp.fragments {
-                results.store(k, (config, &schedule), (warp.quad, *row), &Place::of(&work), out, state);
+                results.store(k, &schedule, (warp.quad, *row), &Place::of(&work), out, state);
             }
         },
     );
@@ -218,10 +259,11 @@ struct Warp<'a> {
     /// Where the CTA's tile of queries is, and how this lane reads the warp's.
     q_tile: Reg<U32>,
     q: Reader,
-    /// The first stage of the ring, and how this lane reads it.
+    /// The first stage of the ring, and how this lane reads keys and values in it.
     ring: Reg<U32>,
-    reader: Reader,
-    ty: Type,
+    keys: Reader,
+    values: Rows,
+    product: Product,
 }
 
 impl<'a> Warp<'a> {
@@ -247,10 +289,11 @@ impl<'a> Warp<'a> {
         let first = k.mul(warp, ROWS * geometry.fragments);
         let quad = Quad::of_lane(k, lane);
         let reader = Reader::new(k, lane, &[keys, values]);
+        let rows = Rows::new(k, lane, reader, values, config.dtype);
         let q = reader.rows_further(k, first);
         let row = k.add(first, quad.row);
 
-        let columns = 16 * values.row_bytes / STEP;
+        let columns = geometry.columns;
         let fragments = (0..geometry.fragments)
             .map(|index| {
                 let row = k.add(row, ROWS * index).cast::<S32>();
@@ -275,8 +318,9 @@ impl<'a> Warp<'a> {
             q_tile,
             q: q.further(k, q_tile),
             ring,
-            reader: reader.further(k, ring),
-            ty: config.dtype.ty(),
+            keys: reader.further(k, ring),
+            values: rows.further(k, ring),
+            product: geometry.product,
         }
     }
 
@@ -342,12 +386,13 @@ impl<'a> Warp<'a> {
     /// A step of the queries, of each fragment.
     fn load_queries(&self, k: &mut KernelBuilder, steps: &[Pointer<Shared>], step: u32) -> Vec<Part> {
         let from = |index| steps[step as usize].offset(self.geometry.queries.rows_from(ROWS * index, step));
-        (0..self.geometry.fragments).map(|index| mma::load(k, from(index), false)).collect()
+        (0..self.geometry.fragments).map(|index| mma::load(k, from(index), self.product)).collect()
     }
 
     /// A block of keys and its values.
     fn block(&self, k: &mut KernelBuilder, ring: &Ring, held: &[Vec<Part>], block: Reg<S32>, masked: bool) {
-        let (keys, coming) = ring.turn(k, Kind::Keys, masked.then_some(block));
+        let (stage, coming) = ring.turn(k, Kind::Keys, masked.then_some(block));
+        let keys = self.keys.further(k, stage);
         self.score(k, &keys, held);
         coming.put(k);
         let modified = self.config.softcap || self.config.alibi;
@@ -365,7 +410,8 @@ impl<'a> Warp<'a> {
         let finite = !(masked && (self.config.causal || self.config.window)) && !self.config.alibi;
         let raised: Vec<_> =
             self.fragments.iter().map(|fragment| fragment.state.raise(k, &fragment.scores, finite)).collect();
-        let (values, coming) = ring.turn(k, Kind::Values, None);
+        let (stage, coming) = ring.turn(k, Kind::Values, None);
+        let values = self.values.further(k, stage);
         self.add_values(k, &values, &raised);
         coming.put(k);
         k.sub_to(block, block, 1);
@@ -384,70 +430,71 @@ impl<'a> Warp<'a> {
                 Some(held) => held.clone(),
                 None => self.load_queries(k, &q_steps, step),
             });
-            (left, mma::load(k, k_steps[step as usize].offset(keys.rows_from(row, step)), false))
+            (left, mma::load(k, k_steps[step as usize].offset(keys.rows_from(row, step)), self.product))
         };
         let mut left = Vec::new();
         pipelined(k, &places, load, |k, &(_, row), (queries, part)| {
             if let Some(queries) = queries {
                 left = queries;
             }
-            mma::multiply_sixteen(k, &scores, row, &left, mma::columns(part, false), self.ty);
+            for (column, right) in (row..).step_by(8).zip(mma::transposed(part)) {
+                for (scores, left) in scores.iter().zip(&left) {
+                    mma::multiply(k, &scores.columns_from(column, 8).values, left, right, self.product);
+                }
+            }
         });
     }
 
     /// `out = rescale * out + exponentials x values`, the exponentials of the scores computed on the way.
-    fn add_values(&self, k: &mut KernelBuilder, reader: &Reader, raised: &[Raised]) {
-        let values = self.geometry.values;
-        let steps = reader.steps(k, values);
-        let out: Vec<_> = self.fragments.iter().map(|fragment| fragment.out.clone()).collect();
+    fn add_values(&self, k: &mut KernelBuilder, rows: &Rows, raised: &[Raised]) {
+        let Geometry { values, columns, product, .. } = self.geometry;
+        let steps = rows.steps(k, values);
+        let step_columns = columns / values.steps();
         let places: Vec<_> = (0..values.rows)
             .step_by(ROWS as usize)
             .flat_map(|row| (0..values.steps()).map(move |step| (row, step)))
             .collect();
-        let parts = |words: &mut [Vec<Reg<B32>>]| -> Vec<Part> {
-            words.iter_mut().filter_map(|words| std::mem::take(words).try_into().ok()).collect()
+        let factors = |k: &mut KernelBuilder, pairs: &mut [Vec<Pair>]| -> Vec<Vec<Part>> {
+            pairs.iter_mut().map(|pairs| mma::left_of_pairs(k, &std::mem::take(pairs), product)).collect()
         };
-        let mut words = vec![Vec::new(); self.fragments.len()];
-        self.exponentials(k, raised, 0, 0..PAIRS, &mut words);
-        let mut left = parts(&mut words);
-        let load = |k: &mut KernelBuilder, &(row, step): &(u32, u32)| {
-            mma::load(k, steps[step as usize].offset(values.rows_from(row, step)), true)
-        };
-        pipelined(k, &places, load, |k, &(row, step), part| {
-            if row == 0 {
-                for (out, raised) in out.iter().zip(raised) {
-                    out.columns_from(16 * step, 16).scale_rows(k, raised.rescale);
+        let mut pairs = vec![Vec::new(); self.fragments.len()];
+        self.exponentials(k, raised, 0, 0..PAIRS, &mut pairs);
+        let mut left = factors(k, &mut pairs);
+        let load = |k: &mut KernelBuilder, &(row, step): &(u32, u32)| steps.load(k, row, step, product);
+        pipelined(k, &places, load, |k, &(row, step), right| {
+            for ((fragment, raised), left) in self.fragments.iter().zip(raised).zip(&left) {
+                let out = fragment.out.columns_from(step * step_columns, step_columns);
+                if row == 0 {
+                    out.scale_rows(k, raised.rescale);
                 }
+                right.multiply_into(k, &out, left, product);
             }
-            mma::multiply_sixteen(k, &out, 16 * step, &left, mma::columns(part, true), self.ty);
             if row + ROWS < values.rows {
                 // A share of the next 16 keys' exponentials.
                 let share = |step: u32| (PAIRS as u32 * step / values.steps()) as usize;
-                self.exponentials(k, raised, row + ROWS, share(step)..share(step + 1), &mut words);
+                self.exponentials(k, raised, row + ROWS, share(step)..share(step + 1), &mut pairs);
                 if step + 1 == values.steps() {
-                    left = parts(&mut words);
+                    left = factors(k, &mut pairs);
                 }
             }
         });
     }
 
-    /// Adds to `words` some pairs of the exponentials of 16 keys, rounded, in the order that makes them a left factor.
+    /// Adds to `pairs` some of those of 16 keys: the exponentials of their scores.
     fn exponentials(
         &self,
         k: &mut KernelBuilder,
         raised: &[Raised],
         key: u32,
-        pairs: Range<usize>,
-        words: &mut [Vec<Reg<B32>>],
+        range: Range<usize>,
+        pairs: &mut [Vec<Pair>],
     ) {
-        for ((fragment, raised), words) in self.fragments.iter().zip(raised).zip(words) {
+        for ((fragment, raised), pairs) in self.fragments.iter().zip(raised).zip(pairs) {
             let sixteen = fragment.scores.columns_from(key, 16);
-            for pair in pairs.clone() {
+            for pair in range.clone() {
                 let scores = [sixteen.values[2 * pair], sixteen.values[2 * pair + 1]];
                 fragment.state.take_in(k, raised, pair % 2, scores);
-                let word = k.reg();
-                narrow_pair_to(k, self.config.dtype, word, scores[0], scores[1]);
-                words.push(word);
+                pairs.push(Pair::new(k, scores, self.config.dtype));
             }
         }
     }
@@ -567,9 +614,9 @@ impl<'a> Ring<'a> {
         k.bar_sync(0);
     }
 
-    /// The next tile, of this kind, how this lane reads it; and the one that begins to come to the place of the tile before.
-    /// `border` is the block, where that may reach past the last key.
-    fn turn(&self, k: &mut KernelBuilder, kind: Kind, border: Option<Reg<S32>>) -> (Reader, Fetched) {
+    /// The next tile, of this kind: how far from the ring's first it is; and the one that begins to come to the place of the tile
+    /// before. `border` is the block, where that may reach past the last key.
+    fn turn(&self, k: &mut KernelBuilder, kind: Kind, border: Option<Reg<S32>>) -> (Reg<U32>, Fetched) {
         let geometry = self.warp.geometry;
         self.wait(k);
         let to = k.add(self.warp.ring, self.before);
@@ -585,14 +632,14 @@ impl<'a> Ring<'a> {
         };
         let mut fetched = self.fetch(k, next, to, border);
         if k.target().supports(Feature::CpAsync) {
-            // Loaded into registers after all, which the products need.
+            // What had to be loaded into registers after all goes on at once: the products need them.
             std::mem::take(&mut fetched).put(k);
         }
-        let reader = self.warp.reader.further(k, self.stage);
+        let stage = k.mov(self.stage);
         k.mov_to(self.before, self.stage);
         k.add_to(self.stage, self.stage, geometry.stage());
         let over = k.setp(Compare::Eq, self.stage, geometry.stages * geometry.stage());
         k.selp_to(self.stage, 0, self.stage, over);
-        (reader, fetched)
+        (stage, fetched)
     }
 }

@@ -637,13 +637,13 @@ impl<'a> Consumer<'a> {
     /// Divides by the sums and stores the output and its logarithms.
     fn store(&self, k: &mut KernelBuilder, place: &Place, state: &RowState) {
         let cta = self.cta;
-        self.results.store(k, (cta.config, &cta.schedule), (self.quad, self.row), place, &self.out, state);
+        self.results.store(k, &cta.schedule, (self.quad, self.row), place, &self.out, state);
     }
 
     /// The output of a tile of which no query sees a key: zeros, and minus infinity.
     fn store_nothing(&self, k: &mut KernelBuilder, place: &Place) {
         let cta = self.cta;
         let columns = self.out.columns();
-        self.results.store_nothing(k, (cta.config, &cta.schedule), (self.quad, self.row), place, columns);
+        self.results.store_nothing(k, &cta.schedule, (self.quad, self.row), place, columns);
     }
 }
