@@ -35,6 +35,8 @@ pub struct Config {
     pub varlen: bool,
     /// Whether CTAs take the next tile from a counter in memory, rather than every so many'th.
     pub dynamic: bool,
+    /// Whether threads copy the tiles of [`crate::v3`], rather than the copy engine.
+    pub by_threads: bool,
     /// Whether the rows of a tile are the query heads of a KV head, query after query.
     pub grouped: bool,
     /// Whether scores are capped.

@@ -56,6 +56,7 @@ fn plain(target: Target, dtype: Dtype, head_dim: u32, head_dim_v: u32, tiles: Ti
         window: false,
         varlen: false,
         dynamic: false,
+        by_threads: false,
         grouped: false,
         softcap: false,
         alibi: false,

@@ -532,6 +532,9 @@ pub const PACKED_END: i32 = 1 << 30;
 /// The most CTAs that keys are split among.
 pub(crate) const MAX_SPLITS: u32 = 256;
 
+/// The fewest bytes that threads can copy while they go on (`cp.async`).
+const LEAST_COPY: u32 = 4;
+
 /// The largest `block_q` and `block_kv`.
 const MAX_BLOCK: u32 = 256;
 
@@ -639,6 +642,7 @@ pub fn plan_with(
         varlen: problem.varlen.is_some(),
         // Where tiles differ in length, who is done takes the next.
         dynamic: stratum == Stratum::V3 && (problem.mask != Mask::FULL || problem.varlen.is_some()),
+        by_threads: false,
         grouped: stratum == Stratum::V2Tc && v2_tc::shares_heads(problem),
         tf32: options.tf32,
         split: false,
@@ -665,14 +669,15 @@ pub fn plan_with(
         Stratum::V2Tc => planner.v2_tc(options)?,
         Stratum::V3 => planner.v3()?,
     }
-    let Planner { launches, workspaces, .. } = planner;
+    let Planner { config, launches, workspaces, .. } = planner;
     Ok(Plan {
         stratum,
         config,
         launches,
         workspaces,
         alignment: match stratum {
-            Stratum::V2Tc => (u64::from(config.vector) * problem.dtype.bytes() as u64).max(config.piece.into()),
+            Stratum::V3 if !config.by_threads => 16,
+            Stratum::V2Tc | Stratum::V3 => (u64::from(config.vector) * problem.dtype.bytes() as u64).max(config.piece.into()),
             _ => u64::from(config.vector) * problem.dtype.bytes() as u64,
         },
         batch: problem.batch,
@@ -834,13 +839,19 @@ impl Planner<'_> {
         if self.problem.seqlen_q == 0 || self.problem.batch == 0 {
             return Ok(());
         }
-        let maps = vec![
-            self.tensor_map(Buffer::Q, "q", hopper::ROWS)?,
-            self.tensor_map(Buffer::K, "k", block_kv)?,
-            self.tensor_map(Buffer::V, "v", block_kv)?,
-        ];
+        let maps = [(Buffer::Q, "q", hopper::ROWS), (Buffer::K, "k", block_kv), (Buffer::V, "v", block_kv)];
+        let maps = maps.into_iter().map(|(buffer, argument, rows)| self.tensor_map(buffer, argument, rows));
+        let inputs = match maps.collect() {
+            Err(PlanError::TensorMap { .. }) if self.config.piece >= LEAST_COPY => {
+                // What the copy engine cannot address threads copy, each tile in its turn.
+                (self.config.by_threads, self.config.dynamic) = (true, false);
+                v3::check_tiles(&self.config)?;
+                [self.q()?, self.k()?, self.v()?].concat()
+            }
+            maps => maps?,
+        };
         let results = self.results()?;
-        self.launch_scheduled(v3::v3, maps, Vec::new(), results, 1, true)
+        self.launch_scheduled(v3::v3, inputs, Vec::new(), results, 1, true)
     }
 
     /// Adds a launch of a kernel that takes its tiles from [`crate::schedule`], one CTA each or, where CTAs stay, one after the
@@ -954,7 +965,7 @@ impl Planner<'_> {
             let (seqlen, batches) = (seqlen.max(1) as u64, problem.batch as u64);
             (vec![dim, seqlen, heads, batches], vec![row, head, batch], vec![hopper::SLAB, rows, 1, 1])
         };
-        let mut map = TensorMap::dense(problem.dtype.element(), 0, &sizes, &strides, &boxes);
+        let mut map = TensorMap::dense(problem.dtype.element(), self.layout.alignment, &sizes, &strides, &boxes);
         map.swizzle = Swizzle::Bytes128;
         map.l2_promotion = L2Promotion::Bytes256;
         map.validate().map_err(|error| PlanError::TensorMap { argument, error })?;

@@ -11,16 +11,30 @@ use ptx::{B32, Compare, Global, KernelBuilder, KernelError, Pointer, Pred, Reg, 
 
 use crate::accumulator::{Accumulator, Quad, RowState, Visible};
 use crate::config::{Config, Program, Tiles};
+use crate::copies::Copies;
 use crate::hopper::{BARRIER, Cursor, ROWS, Ring, SLAB, Tile, Turns, WARPGROUP, multiply_columns, multiply_rows};
 use crate::results::{Place, Results};
 use crate::schedule::{Schedule, Work};
 use crate::scores::Scores;
+use crate::strided::Strided;
 use crate::tile::SharedMemory;
-use crate::{Mask, PlanError, Problem};
+use crate::{Mask, PlanError, Problem, mma};
 
 /// Registers per thread of the loading warpgroup and of the computing ones, by how many compute. Together they are what
 /// the CTA was launched with.
 const REGISTERS: [(u32, u32); 3] = [(56, 256), (24, 240), (32, 160)];
+
+/// The same where the loading warpgroup copies by itself.
+const REGISTERS_BY_THREADS: [(u32, u32); 3] = [(56, 256), (40, 232), (32, 160)];
+
+/// Threads that copy a row of a slab, a chunk each.
+const ROW_THREADS: u32 = 2 * SLAB / mma::CHUNK;
+
+/// Those of a configuration.
+fn registers(config: &Config) -> (u32, u32) {
+    let table = if config.by_threads { REGISTERS_BY_THREADS } else { REGISTERS };
+    table[(config.tiles.block_q / ROWS) as usize - 1]
+}
 
 /// Tiles of keys, and of values, on their way or in use.
 const STAGES: u32 = 2;
@@ -117,7 +131,7 @@ pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
         );
     }
     let columns = config.head_dim_v.next_multiple_of(SLAB);
-    let most = REGISTERS[consumers as usize - 1].1.min(255) - OTHERS;
+    let most = registers(config).1.min(255) - OTHERS;
     if block_kv / 2 + block_kv / 4 + columns / 2 > most {
         let allowed = format!(
             "at most {}: a thread of {block_q} queries has {most} registers for scores, exponentials and output",
@@ -174,7 +188,7 @@ pub fn v3(config: &Config) -> Result<Program, KernelError> {
     k.require_block([geometry.threads(), 1, 1]);
     k.min_ctas_per_sm(1);
 
-    let maps = ["q_map", "k_map", "v_map"].map(|name| k.tensor_map_param(name));
+    let source = Source::new(k, config);
     let schedule = Schedule::new(k, config);
     let results = Results::new(k, config);
     let scores = Scores::new(k, config);
@@ -182,7 +196,7 @@ pub fn v3(config: &Config) -> Result<Program, KernelError> {
     let cta = Cta::new(k, config, geometry, schedule, scores, &mut memory);
 
     let loads = k.setp(Compare::Eq, cta.warpgroup, 0);
-    k.if_else(loads, |k| produce(k, &cta, maps), |k| consume(k, &cta, &results));
+    k.if_else(loads, |k| produce(k, &cta, source), |k| consume(k, &cta, &results));
     Ok(Program { kernel: kernel.finish()?, shared: memory })
 }
 
@@ -229,8 +243,10 @@ impl<'a> Cta<'a> {
         let cta = Self { config, geometry, schedule, scores, warpgroup, lane, queries: q, keys: kv, values: v, next, numbers };
         let first = k.setp(Compare::Eq, thread, 0);
         k.if_(first, |k| {
-            cta.queries.iter().for_each(|ring| ring.init(k, 4));
-            [cta.keys, cta.values, cta.next].iter().for_each(|ring| ring.init(k, 4 * consumers));
+            let writers = if config.by_threads { WARPGROUP } else { 1 };
+            cta.queries.iter().for_each(|ring| ring.init(k, writers, 4));
+            [cta.keys, cta.values].iter().for_each(|ring| ring.init(k, writers, 4 * consumers));
+            cta.next.init(k, 1, 4 * consumers);
             k.fence_mbarrier_init();
         });
         k.bar_sync(0);
@@ -263,78 +279,248 @@ impl<'a> Cta<'a> {
     }
 }
 
-/// The warp that loads: for each tile its queries, then its keys and values from the last block down.
-fn produce(k: &mut KernelBuilder, cta: &Cta, [q_map, k_map, v_map]: [TensorMapParam; 3]) {
-    let Geometry { consumers, queries, keys, values, .. } = cta.geometry;
-    let block_kv = cta.config.tiles.block_kv;
-    k.fewer_registers(REGISTERS[consumers as usize - 1].0);
-    let thread = k.tid_x();
-    let one = k.setp(Compare::Eq, thread, 0);
-    k.if_(one, |k| {
-        let counter = cta.config.dynamic.then(|| k.pointer_param("counter", 8));
-        let ctas = k.special(Special::NctaidX);
-        let [at_queries, at_keys, at_next] = [(); 3].map(|()| Cursor::new(k));
-        let tile = k.ctaid_x();
-        let more = |k: &mut KernelBuilder, tile: Reg<U32>| k.setp(Compare::Lt, tile, cta.schedule.tiles);
-        k.while_(
-            |k| more(k, tile),
-            |k| {
-                let work = cta.schedule.work(k, tile);
-                // Asked for early: the answer takes as long as a load.
-                let following = match counter {
-                    None => k.add(tile, ctas),
-                    Some(counter) => {
-                        let taken = k.atomic_add(Pointer::at(counter), 1);
-                        k.add(taken, ctas)
-                    }
-                };
-                let nothing = work.sees_nothing(k);
-                k.if_(!nothing, |k| {
-                    for (group, ring) in cta.queries.iter().enumerate() {
-                        let full = ring.begin_filling(k, at_queries, queries.bytes());
-                        let row = k.add(work.row, (group as u32 * ROWS) as i32);
-                        let packed = work.first_q.map(|first| (first, work.seqlen_q));
-                        let rows = cta.rows(k, row, work.head, work.batch, packed);
-                        let to = ring.tile(k, at_queries);
-                        queries.load(k, to, q_map, &rows, full);
-                    }
-                    cta.queries[0].advance(k, at_queries);
-                    let block = k.mov(work.last);
-                    k.while_(
-                        |k| !work.is_over(k, block),
-                        |k| {
-                            let key = work.key(k, block, block_kv);
-                            let packed = work.first_k.map(|first| (first, work.seqlen_k));
-                            let rows = cta.rows(k, key, work.kv_head, work.batch, packed);
-                            for (ring, tile, map) in [(cta.keys, keys, k_map), (cta.values, values, v_map)] {
-                                let full = ring.begin_filling(k, at_keys, tile.bytes());
-                                let to = ring.tile(k, at_keys);
-                                tile.load(k, to, map, &rows, full);
-                            }
-                            cta.keys.advance(k, at_keys);
-                            k.sub_to(block, block, 1);
-                        },
-                    );
-                });
-                if counter.is_some() {
-                    cta.next.wait_empty(k, at_next);
-                    let place = number(k, cta, at_next);
-                    k.st(place, following);
-                    cta.next.fill(k, at_next);
-                    cta.next.advance(k, at_next);
+/// Where the tiles come from.
+enum Source {
+    /// Tensors that the copy engine can address.
+    Maps([TensorMapParam; 3]),
+    /// Any others, which the loading warpgroup's threads copy.
+    Tensors([Strided; 3]),
+}
+
+impl Source {
+    /// Declares the parameters.
+    fn new(k: &mut KernelBuilder, config: &Config) -> Self {
+        match config.by_threads {
+            false => Self::Maps(["q_map", "k_map", "v_map"].map(|name| k.tensor_map_param(name))),
+            true => Self::Tensors(["q", "k", "v"].map(|name| Strided::new(k, name, config.piece))),
+        }
+    }
+}
+
+/// The warpgroup that loads: for each tile its queries, then its keys and values from the last block down.
+fn produce(k: &mut KernelBuilder, cta: &Cta, source: Source) {
+    k.fewer_registers(registers(cta.config).0);
+    match source {
+        Source::Maps(maps) => {
+            let thread = k.tid_x();
+            let one = k.setp(Compare::Eq, thread, 0);
+            k.if_(one, |k| {
+                let [at_queries, at_keys] = [(); 2].map(|()| Cursor::new(k));
+                for_each_tile(k, cta, |k, work| load(k, cta, work, maps, at_queries, at_keys));
+            });
+        }
+        Source::Tensors(tensors) => {
+            let gather = Gather::new(k, cta, tensors);
+            for_each_tile(k, cta, |k, work| gather.load(k, work));
+        }
+    }
+}
+
+/// Goes through the CTA's tiles, as far as some query sees a key.
+fn for_each_tile(k: &mut KernelBuilder, cta: &Cta, load: impl FnOnce(&mut KernelBuilder, &Work)) {
+    let counter = cta.config.dynamic.then(|| k.pointer_param("counter", 8));
+    let ctas = k.special(Special::NctaidX);
+    let at_next = Cursor::new(k);
+    let tile = k.ctaid_x();
+    k.while_(
+        |k| k.setp(Compare::Lt, tile, cta.schedule.tiles),
+        |k| {
+            let work = cta.schedule.work(k, tile);
+            // Asked for early: the answer takes as long as a load.
+            let following = match counter {
+                None => k.add(tile, ctas),
+                Some(counter) => {
+                    let taken = k.atomic_add(Pointer::at(counter), 1);
+                    k.add(taken, ctas)
                 }
-                k.mov_to(tile, following);
+            };
+            let nothing = work.sees_nothing(k);
+            k.if_(!nothing, |k| load(k, &work));
+            if counter.is_some() {
+                cta.next.wait_empty(k, at_next);
+                let place = number(k, cta, at_next);
+                k.st(place, following);
+                cta.next.fill(k, at_next);
+                cta.next.advance(k, at_next);
+            }
+            k.mov_to(tile, following);
+        },
+    );
+    if let Some(counter) = counter {
+        // The last CTA to end leaves the counters as it found them.
+        let last = k.sub(ctas, 1);
+        let ended = k.atomic_inc(Pointer::at(counter).offset(4), last);
+        let all = k.setp(Compare::Eq, ended, last);
+        let zero = k.mov::<U32>(0);
+        k.when(all, |k| k.st(Pointer::<Global>::at(counter), zero));
+    }
+}
+
+/// Has the copy engine bring what a tile needs, asked by one thread.
+fn load(
+    k: &mut KernelBuilder,
+    cta: &Cta,
+    work: &Work,
+    [q_map, k_map, v_map]: [TensorMapParam; 3],
+    at_queries: Cursor,
+    at_keys: Cursor,
+) {
+    let Geometry { queries, keys, values, .. } = cta.geometry;
+    for (group, ring) in cta.queries.iter().enumerate() {
+        let full = ring.begin_filling(k, at_queries, queries.bytes());
+        let row = k.add(work.row, (group as u32 * ROWS) as i32);
+        let packed = work.first_q.map(|first| (first, work.seqlen_q));
+        let rows = cta.rows(k, row, work.head, work.batch, packed);
+        let to = ring.tile(k, at_queries);
+        queries.load(k, to, q_map, &rows, full);
+    }
+    cta.queries[0].advance(k, at_queries);
+    let block = k.mov(work.last);
+    k.while_(
+        |k| !work.is_over(k, block),
+        |k| {
+            let key = work.key(k, block, cta.config.tiles.block_kv);
+            let packed = work.first_k.map(|first| (first, work.seqlen_k));
+            let rows = cta.rows(k, key, work.kv_head, work.batch, packed);
+            for (ring, tile, map) in [(cta.keys, keys, k_map), (cta.values, values, v_map)] {
+                let full = ring.begin_filling(k, at_keys, tile.bytes());
+                let to = ring.tile(k, at_keys);
+                tile.load(k, to, map, &rows, full);
+            }
+            cta.keys.advance(k, at_keys);
+            k.sub_to(block, block, 1);
+        },
+    );
+}
+
+/// The loading warpgroup's threads, which copy the tiles themselves where the copy engine cannot address the tensors.
+struct Gather<'a> {
+    cta: &'a Cta<'a>,
+    q: Gathered,
+    k: Gathered,
+    v: Gathered,
+    at_queries: Cursor,
+    at_keys: Cursor,
+    /// One tile behind: the values that are on their way.
+    at_values: Cursor,
+}
+
+/// A tensor, and how the threads share its tiles.
+struct Gathered {
+    tensor: Strided,
+    copies: Copies,
+    /// This thread's first row.
+    row: Reg<U32>,
+    /// Bytes from one of its rows to the next.
+    step: Reg<ptx::U64>,
+}
+
+impl Gathered {
+    fn new(k: &mut KernelBuilder, cta: &Cta, tensor: Strided, tile: Tile, columns: u32) -> Self {
+        let thread = k.tid_x();
+        let bytes = |columns: u32| columns * cta.config.dtype.bytes() as u32;
+        let row_bytes = bytes(tile.columns);
+        let tile = mma::Tile { rows: tile.rows, row_bytes };
+        let copies = Copies::new(k, thread, WARPGROUP, tile, bytes(columns), cta.config.piece);
+        let row = k.shr(thread, ROW_THREADS.ilog2());
+        let step = k.mul(tensor.row, u64::from(WARPGROUP / ROW_THREADS));
+        Self { tensor, copies, row, step }
+    }
+
+    /// Begins to bring rows from `first` on of a sequence of `length` rows, the first of which is row `begin`.
+    fn fetch(
+        &self,
+        k: &mut KernelBuilder,
+        to: Reg<U32>,
+        (batch, head): (Reg<U32>, Reg<U32>),
+        begin: Option<Reg<S32>>,
+        (first, length): (Reg<S32>, Reg<S32>),
+    ) {
+        let left = k.sub(length, first);
+        let row = k.add(first, self.row.cast::<S32>());
+        let row = match begin {
+            None => row,
+            Some(begin) => k.add(row, begin),
+        };
+        let head = self.tensor.of_head(k, batch, head);
+        let mut address = self.tensor.of_row(k, head, row);
+        let fetched = self.copies.fetch(k, to, None, |k, _, offset| {
+            if offset > 0 {
+                address = k.add(address, self.step);
+            }
+            let row = k.add(self.row, offset).cast::<S32>();
+            (address, Some(k.setp(Compare::Lt, row, left)))
+        });
+        fetched.put(k);
+        k.cp_async_commit();
+    }
+}
+
+impl<'a> Gather<'a> {
+    fn new(k: &mut KernelBuilder, cta: &'a Cta<'a>, [q, keys, v]: [Strided; 3]) -> Self {
+        let Geometry { queries, keys: key_tile, values, .. } = cta.geometry;
+        let Config { head_dim, head_dim_v, .. } = *cta.config;
+        let [at_queries, at_keys, at_values] = [(); 3].map(|()| Cursor::new(k));
+        Self {
+            cta,
+            q: Gathered::new(k, cta, q, queries, head_dim),
+            k: Gathered::new(k, cta, keys, key_tile, head_dim),
+            v: Gathered::new(k, cta, v, values, head_dim_v),
+            at_queries,
+            at_keys,
+            at_values,
+        }
+    }
+
+    /// Copies what a tile needs. While a tile of keys or values is on its way the one before it arrives.
+    fn load(&self, k: &mut KernelBuilder, work: &Work) {
+        let Self { cta, at_queries, at_keys, .. } = *self;
+        for (group, ring) in cta.queries.iter().enumerate() {
+            ring.wait_empty(k, at_queries);
+            let row = k.add(work.row, (group as u32 * ROWS) as i32);
+            let to = ring.tile(k, at_queries);
+            self.q.fetch(k, to, (work.batch, work.head), work.first_q, (row, work.seqlen_q));
+        }
+        self.arrived(k, 0);
+        cta.queries.iter().for_each(|ring| ring.fill(k, at_queries));
+        cta.queries[0].advance(k, at_queries);
+
+        let block = k.mov(work.last);
+        let on_their_way = k.mov_p(false);
+        k.while_(
+            |k| !work.is_over(k, block),
+            |k| {
+                let key = work.key(k, block, cta.config.tiles.block_kv);
+                let (head, rows) = ((work.batch, work.kv_head), (key, work.seqlen_k));
+                cta.keys.wait_empty(k, at_keys);
+                let to = cta.keys.tile(k, at_keys);
+                self.k.fetch(k, to, head, work.first_k, rows);
+                k.if_(on_their_way, |k| self.values_arrived(k, 1));
+                cta.values.wait_empty(k, at_keys);
+                let to = cta.values.tile(k, at_keys);
+                self.v.fetch(k, to, head, work.first_k, rows);
+                k.mov_p_to(on_their_way, true);
+                self.arrived(k, 1);
+                cta.keys.fill(k, at_keys);
+                cta.keys.advance(k, at_keys);
+                k.sub_to(block, block, 1);
             },
         );
-        if let Some(counter) = counter {
-            // The last CTA to end leaves the counters as it found them.
-            let last = k.sub(ctas, 1);
-            let ended = k.atomic_inc(Pointer::at(counter).offset(4), last);
-            let all = k.setp(Compare::Eq, ended, last);
-            let zero = k.mov::<U32>(0);
-            k.when(all, |k| k.st(Pointer::<Global>::at(counter), zero));
-        }
-    });
+        self.values_arrived(k, 0);
+    }
+
+    /// The values on their way have come; of what was asked for after them, `behind` tiles may not.
+    fn values_arrived(&self, k: &mut KernelBuilder, behind: u32) {
+        self.arrived(k, behind);
+        self.cta.values.fill(k, self.at_values);
+        self.cta.values.advance(k, self.at_values);
+    }
+
+    /// All but the last `behind` tiles have come, and matrix instructions may read them.
+    fn arrived(&self, k: &mut KernelBuilder, behind: u32) {
+        k.cp_async_wait(behind);
+        k.fence_proxy_async();
+    }
 }
 
 /// Where the number of the next tile lies.
@@ -378,7 +564,7 @@ fn consume(k: &mut KernelBuilder, cta: &Cta, results: &Results) {
 impl<'a> Consumer<'a> {
     fn new(k: &mut KernelBuilder, cta: &'a Cta<'a>, results: &'a Results) -> Self {
         let Geometry { consumers, queries, keys, values, query_stages } = cta.geometry;
-        k.more_registers(REGISTERS[consumers as usize - 1].1);
+        k.more_registers(registers(cta.config).1);
         let group = k.sub(cta.warpgroup, 1);
         let leader = k.setp(Compare::Eq, cta.lane, 0);
         let turns = Turns::new(k, group, consumers);
