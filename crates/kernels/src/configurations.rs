@@ -1,10 +1,10 @@
 //! The named set of kernels that is printed for every architecture and given to the assembler.
 
-use arch::Feature;
 use ptx::{KernelError, Target};
 
 use crate::config::{Config, Program, Tiles};
-use crate::{Dtype, naive, v1, v2, v2_kt, v2_tc};
+use crate::plan::{LaunchPlan, plan};
+use crate::{Dtype, Layout, PlanError, Problem, Stratum, naive, v1, v2, v2_kt};
 
 /// A function that writes a kernel.
 type Write = fn(&Config) -> Result<Program, KernelError>;
@@ -33,19 +33,22 @@ const VARIANTS: [(&str, Dtype, u32, u32, bool, u32, bool); 5] = [
     ("bf16_d33_dv40_causal_scalar", Dtype::Bf16, 33, 40, true, 1, true),
 ];
 
-/// The same of the generation on tensor cores: type, `head_dim`, `head_dim_v`, causal, bytes per copy, and whether all else that a kernel can
-/// do is in it: windows, packed batches, grouped heads, capped scores, ALiBi.
-const TENSOR_CORE_VARIANTS: [(&str, Dtype, u32, u32, bool, u32, bool); 7] = [
-    ("f16_d64", Dtype::F16, 64, 64, false, 16, false),
-    ("f16_d128", Dtype::F16, 128, 128, false, 16, false),
-    ("f16_d96_causal", Dtype::F16, 96, 96, true, 16, false),
-    ("f16_d128_everything", Dtype::F16, 128, 128, false, 16, true),
-    ("f16_d256", Dtype::F16, 256, 256, false, 16, false),
-    ("bf16_d128_causal", Dtype::Bf16, 128, 128, true, 16, false),
-    ("bf16_d33_dv40_causal_scalar", Dtype::Bf16, 33, 40, true, 2, false),
+/// For the strata on tensor cores: a name, and a problem.
+const ON_TENSOR_CORES: [(&str, &str); 8] = [
+    ("bf16_d64", "1x1x4096x64 bf16"),
+    ("bf16_d128", "1x1x4096x128 bf16"),
+    ("f16_d128_causal", "1x1x4096x128 f16 causal"),
+    ("bf16_d256_causal", "1x1x4096x256 bf16 causal"),
+    ("f16_d192_dv128_window", "1x1x4096x192/128 f16 window=512,0"),
+    ("f16_d100_dv68_causal", "1x1x4096x100/68 f16 causal"),
+    ("bf16_d33_dv40", "1x1x4096x33/40 bf16"),
+    (
+        "f16_d128_everything",
+        "2x4/1x70x128 f16 window=50,10 softcap=30 alibi=0.5,0.25,0.125,0.1 cu_seqlens_q=0,70,100 cu_seqlens_k=0,70,100",
+    ),
 ];
 
-/// A kernel for full self-attention without anything else.
+/// A kernel on CUDA cores for full self-attention.
 fn plain(target: Target, dtype: Dtype, head_dim: u32, head_dim_v: u32, tiles: Tiles) -> Config {
     Config {
         target,
@@ -72,7 +75,7 @@ fn plain(target: Target, dtype: Dtype, head_dim: u32, head_dim_v: u32, tiles: Ti
 ///
 /// # Errors
 /// When a kernel cannot be written for an architecture it claims.
-pub fn configurations() -> Result<Vec<(String, Program)>, KernelError> {
+pub fn configurations() -> Result<Vec<(String, Program)>, PlanError> {
     let mut all = Vec::new();
     for target in TARGETS.iter().filter_map(|name| name.parse::<Target>().ok()) {
         for (variant, dtype, head_dim, head_dim_v, causal, vector, every) in VARIANTS {
@@ -82,23 +85,18 @@ pub fn configurations() -> Result<Vec<(String, Program)>, KernelError> {
                 all.push((format!("{target}/{name}/{variant}"), write(&config)?));
             }
         }
-        for (variant, dtype, head_dim, head_dim_v, causal, piece, everything) in TENSOR_CORE_VARIANTS {
-            if dtype == Dtype::Bf16 && !target.supports(Feature::Bf16Mma) {
-                continue;
+        for stratum in [Stratum::V2Tc, Stratum::V3].into_iter().filter(|stratum| stratum.runs_on(target)) {
+            for (variant, problem) in ON_TENSOR_CORES {
+                let Ok(problem) = problem.parse::<Problem>() else { continue };
+                let planned = match plan(stratum, &problem, target, &Layout::contiguous(&problem), None) {
+                    // No bf16 on Turing's tensor cores; rows that neither the copy engine nor `cp.async` can bring.
+                    Err(PlanError::Lacks { .. } | PlanError::TensorMap { .. }) => continue,
+                    planned => planned?,
+                };
+                for LaunchPlan { kernel, shared, .. } in planned.launches {
+                    all.push((format!("{target}/{stratum}/{variant}"), Program { kernel, shared }));
+                }
             }
-            let tiles = v2_tc::tiles_of(target.sm(), head_dim.max(head_dim_v));
-            let config = Config {
-                causal,
-                window: everything,
-                varlen: everything,
-                grouped: everything,
-                softcap: everything,
-                alibi: everything,
-                vector: piece / dtype.bytes() as u32,
-                piece,
-                ..plain(target, dtype, head_dim, head_dim_v, tiles)
-            };
-            all.push((format!("{target}/v2_tc/{variant}"), v2_tc::v2_tc(&config)?));
         }
     }
     Ok(all)

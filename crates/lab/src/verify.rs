@@ -201,10 +201,10 @@ fn outcome<E: std::error::Error>(verified: Result<Verdict, VerifyError<ComputeEr
     match verified {
         Ok(Verdict { wrong: Some(wrong), .. }) => Outcome::Failed(wrong.to_string()),
         Ok(_) => Outcome::Passed,
-        // Strides that the copy engine cannot address, types that older tensor cores lack: no feature of the problem says so.
-        Err(VerifyError::Backend(ComputeError::Plan(PlanError::TensorMap { .. } | PlanError::Lacks { .. }))) => {
-            Outcome::NotCovered
-        }
+        // Rows that neither the copy engine nor threads can copy at once, and another GPU: no feature of the problem says so.
+        Err(VerifyError::Backend(ComputeError::Plan(
+            PlanError::TensorMap { .. } | PlanError::Target { .. } | PlanError::Lacks { .. },
+        ))) => Outcome::NotCovered,
         Err(VerifyError::Backend(error)) => Outcome::Failed(error.to_string()),
         Err(VerifyError::Outputs(error)) => Outcome::Failed(error.to_string()),
     }
