@@ -288,9 +288,10 @@ impl<'a> Warp<'a> {
         let warp = k.shfl_idx(warp, 0);
         let first = k.mul(warp, ROWS * geometry.fragments);
         let quad = Quad::of_lane(k, lane);
-        let reader = Reader::new(k, lane, &[keys, values]);
-        let rows = Rows::new(k, lane, reader, values, config.dtype);
-        let q = reader.rows_further(k, first);
+        let left = Reader::left(k, lane, &[queries, values]);
+        let rows = Rows::new(k, lane, left, values, config.dtype);
+        let q = left.rows_further(k, first);
+        let right = Reader::right(k, lane, keys);
         let row = k.add(first, quad.row);
 
         let columns = geometry.columns;
@@ -318,7 +319,7 @@ impl<'a> Warp<'a> {
             q_tile,
             q: q.further(k, q_tile),
             ring,
-            keys: reader.further(k, ring),
+            keys: right.further(k, ring),
             values: rows.further(k, ring),
             product: geometry.product,
         }
@@ -334,9 +335,10 @@ impl<'a> Warp<'a> {
             None => base,
             Some(first) => q.of_row(k, base, first),
         };
-        let first_rows: Vec<_> = copies.first_rows().collect();
+        let places = copies.places(k);
         let fetched = copies.fetch(k, self.q_tile, None, |k, index, offset| {
-            let row = k.add(first_rows[index].cast::<S32>(), offset as i32);
+            let (row, column) = places[index];
+            let row = k.add(row.cast::<S32>(), offset as i32);
             let row = k.add(row, work.row);
             let (query, head) = self.schedule.query(k, row);
             let there = k.setp(Compare::Lt, query, work.seqlen_q);
@@ -345,7 +347,7 @@ impl<'a> Warp<'a> {
                 let head = k.cvt::<U64, _>(head);
                 address = k.mad(head, q.head, address);
             }
-            (address, Some(there))
+            (k.add(address, column), Some(there))
         });
         fetched.put(k);
     }
@@ -391,7 +393,7 @@ impl<'a> Warp<'a> {
 
     /// A block of keys and its values.
     fn block(&self, k: &mut KernelBuilder, ring: &Ring, held: &[Vec<Part>], block: Reg<S32>, masked: bool) {
-        let (stage, coming) = ring.turn(k, Kind::Keys, masked.then_some(block));
+        let (stage, coming) = ring.turn(k, Kind::Keys, block, masked);
         let keys = self.keys.further(k, stage);
         self.score(k, &keys, held);
         coming.put(k);
@@ -410,7 +412,7 @@ impl<'a> Warp<'a> {
         let finite = !(masked && (self.config.causal || self.config.window)) && !self.config.alibi;
         let raised: Vec<_> =
             self.fragments.iter().map(|fragment| fragment.state.raise(k, &fragment.scores, finite)).collect();
-        let (stage, coming) = ring.turn(k, Kind::Values, None);
+        let (stage, coming) = ring.turn(k, Kind::Values, block, masked);
         let values = self.values.further(k, stage);
         self.add_values(k, &values, &raised);
         coming.put(k);
@@ -437,7 +439,7 @@ impl<'a> Warp<'a> {
             if let Some(queries) = queries {
                 left = queries;
             }
-            for (column, right) in (row..).step_by(8).zip(mma::transposed(part)) {
+            for (column, right) in (row..).step_by(8).zip(mma::by_columns(part)) {
                 for (scores, left) in scores.iter().zip(&left) {
                     mma::multiply(k, &scores.columns_from(column, 8).values, left, right, self.product);
                 }
@@ -544,25 +546,17 @@ enum Kind {
 /// Tiles of keys and values in turn, on their way or in use.
 struct Ring<'a> {
     warp: &'a Warp<'a>,
-    keys: Coming,
-    values: Coming,
-    /// The stage of the tile whose turn is next, in bytes from the first one, and that before it.
+    keys: Stream,
+    values: Stream,
+    /// The stage of the tile whose turn is next, in bytes from the first one.
     stage: Reg<U32>,
-    before: Reg<U32>,
-}
-
-/// Tiles of one kind that are still to be brought.
-struct Coming {
-    stream: Stream,
-    /// The block of the next one.
-    block: Reg<S32>,
 }
 
 impl<'a> Ring<'a> {
     /// Begins to bring the first tiles, the first of them together with what was asked for before.
     fn new(k: &mut KernelBuilder, warp: &'a Warp<'a>, keys: &Strided, values: &Strided) -> Self {
         let Warp { config, geometry, work, .. } = warp;
-        let coming = |k: &mut KernelBuilder, tensor: &Strided, tile: Tile, columns: u32| {
+        let stream = |k: &mut KernelBuilder, tensor: &Strided, tile: Tile, columns: u32| {
             let row_bytes = columns * config.dtype.bytes() as u32;
             let copies = Copies::new(k, warp.thread, config.tiles.threads, tile, row_bytes, config.piece);
             let base = tensor.of_head(k, work.batch, work.kv_head);
@@ -572,74 +566,82 @@ impl<'a> Ring<'a> {
                 Some(first) => k.add(key, first),
             };
             let first = tensor.of_row(k, base, key);
-            Coming { stream: Stream::up(k, copies, first, tensor.row), block: k.mov(work.last) }
+            Stream::up(k, copies, first, tensor.row)
         };
-        let keys = coming(k, keys, geometry.keys, config.head_dim);
-        let values = coming(k, values, geometry.values, config.head_dim_v);
-        let last_stage = (geometry.stages - 1) * geometry.stage();
-        let ring = Self { warp, keys, values, stage: k.mov(0), before: k.mov(last_stage) };
-        for (index, kind) in (0..geometry.stages - 1).zip([Kind::Keys, Kind::Values].into_iter().cycle()) {
-            let to = k.add(warp.ring, index * geometry.stage());
-            let border = (index < 2).then_some(work.last);
-            ring.fetch(k, kind, to, border).put(k);
+        let keys = stream(k, keys, geometry.keys, config.head_dim);
+        let values = stream(k, values, geometry.values, config.head_dim_v);
+        let ring = Self { warp, keys, values, stage: k.mov(0) };
+        for tile in 0..geometry.stages - 1 {
+            let kind = if tile % 2 == 0 { Kind::Keys } else { Kind::Values };
+            let to = k.add(warp.ring, tile * geometry.stage());
+            ring.fetch(k, kind, to, (work.last, tile / 2), tile < 2).put(k);
         }
         ring
     }
 
-    /// Begins to bring the next tile of a kind, if there is one. `border` is its block, where that may reach past the last key.
-    fn fetch(&self, k: &mut KernelBuilder, kind: Kind, to: Reg<U32>, border: Option<Reg<S32>>) -> Fetched {
-        let Coming { stream, block } = match kind {
+    /// Begins to bring the tile of a kind of the block that is so many above `block`, if there is one. `border` says that it may
+    /// reach past the last key.
+    fn fetch(
+        &self,
+        k: &mut KernelBuilder,
+        kind: Kind,
+        to: Reg<U32>,
+        (block, above): (Reg<S32>, u32),
+        border: bool,
+    ) -> Fetched {
+        let stream = match kind {
             Kind::Keys => &self.keys,
             Kind::Values => &self.values,
         };
         let work = self.warp.work;
-        let rows = border.map(|border| {
-            let key = work.key(k, border, self.warp.config.tiles.block_kv);
+        let rows = border.then(|| {
+            let key = work.key(k, block, self.warp.config.tiles.block_kv);
             k.sub(work.seqlen_k, key).cast::<U32>()
         });
-        let over = work.is_over(k, *block);
-        let fetched = stream.fetch(k, to, Some(!over), rows);
+        // The tile of this block is needed for sure.
+        let there = (above > 0).then(|| {
+            let block = k.sub(block, above as i32);
+            !work.is_over(k, block)
+        });
+        let fetched = stream.fetch(k, to, there, rows);
         if stream.copies.is_asynchronous(k) {
             k.cp_async_commit();
         }
-        k.sub_to(*block, *block, 1);
         fetched
     }
 
     /// Waits for the tile whose turn it is. Every warp is then done with the one before.
     fn wait(&self, k: &mut KernelBuilder) {
-        if self.keys.stream.copies.is_asynchronous(k) {
+        if self.keys.copies.is_asynchronous(k) {
             k.cp_async_wait(self.warp.geometry.stages - 2);
         }
         k.bar_sync(0);
     }
 
-    /// The next tile, of this kind: how far from the ring's first it is; and the one that begins to come to the place of the tile
-    /// before. `border` is the block, where that may reach past the last key.
-    fn turn(&self, k: &mut KernelBuilder, kind: Kind, border: Option<Reg<S32>>) -> (Reg<U32>, Fetched) {
+    /// The next tile, that of this kind of a block: how far from the ring's first it is; and the one that begins to come to the
+    /// place of the tile before. `border` says that the block may reach past the last key.
+    fn turn(&self, k: &mut KernelBuilder, kind: Kind, block: Reg<S32>, border: bool) -> (Reg<U32>, Fetched) {
         let geometry = self.warp.geometry;
         self.wait(k);
-        let to = k.add(self.warp.ring, self.before);
-        let other = match kind {
-            Kind::Keys => Kind::Values,
-            Kind::Values => Kind::Keys,
-        };
-        let (next, border) = match geometry.stages {
-            // With two stages, the values of the block whose keys are here.
-            2 => (other, border),
-            stages if stages % 2 == 0 => (other, None),
-            _ => (kind, None),
-        };
-        let mut fetched = self.fetch(k, next, to, border);
+        let step = geometry.stage();
+        let last = (geometry.stages - 1) * step;
+        let is_first = k.setp(Compare::Eq, self.stage, 0);
+        let before = k.sub(self.stage, step);
+        let before = k.selp(last, before, is_first);
+        let to = k.add(self.warp.ring, before);
+        // So many tiles further on, keys and values in turn.
+        let tile = geometry.stages - 1 + u32::from(kind == Kind::Values);
+        let next = if tile % 2 == 0 { Kind::Keys } else { Kind::Values };
+        let above = tile / 2;
+        let mut fetched = self.fetch(k, next, to, (block, above), border && above == 0);
         if k.target().supports(Feature::CpAsync) {
             // What had to be loaded into registers after all goes on at once: the products need them.
             std::mem::take(&mut fetched).put(k);
         }
         let stage = k.mov(self.stage);
-        k.mov_to(self.before, self.stage);
-        k.add_to(self.stage, self.stage, geometry.stage());
-        let over = k.setp(Compare::Eq, self.stage, geometry.stages * geometry.stage());
-        k.selp_to(self.stage, 0, self.stage, over);
+        let is_last = k.setp(Compare::Eq, self.stage, last);
+        k.add_to(self.stage, self.stage, step);
+        k.selp_to(self.stage, 0, self.stage, is_last);
         (stage, fetched)
     }
 }
