@@ -58,14 +58,7 @@ pub type Row = (Reg<U64>, Option<Reg<Pred>>);
 impl Copies {
     /// Of tiles whose rows have `row_bytes` bytes, `piece` (a power of two up to 16) of which are aligned, by `threads` threads.
     #[track_caller]
-    pub fn new(
-        k: &mut KernelBuilder,
-        thread: Reg<U32>,
-        threads: u32,
-        tile: Tile,
-        row_bytes: u32,
-        piece: u32,
-    ) -> Self {
+    pub fn new(k: &mut KernelBuilder, thread: Reg<U32>, threads: u32, tile: Tile, row_bytes: u32, piece: u32) -> Self {
         k.at(Location::caller(), |k| {
             let lanes = tile.widths().map(|width| {
                 let chunks = width / CHUNK;

@@ -258,7 +258,10 @@ impl<const N: usize> Factor<N> {
 
     /// Some of its registers.
     fn pick<const M: usize>(self, places: [usize; M]) -> Factor<M> {
-        Factor { whole: places.map(|place| self.whole[place]), rest: self.rest.map(|rest| places.map(|place| rest[place])) }
+        Factor {
+            whole: places.map(|place| self.whole[place]),
+            rest: self.rest.map(|rest| places.map(|place| rest[place])),
+        }
     }
 }
 

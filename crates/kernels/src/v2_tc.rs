@@ -65,8 +65,7 @@ impl Geometry {
         let fragments = block_q / (threads / WARP) / ROWS;
         let columns = values.row_bytes / config.dtype.bytes() as u32;
         let product = Product::of(config.dtype, config.tf32);
-        let mut geometry =
-            Self { queries, keys, values, columns, product, stages: 2, fragments, ctas: 1, held: 0 };
+        let mut geometry = Self { queries, keys, values, columns, product, stages: 2, fragments, ctas: 1, held: 0 };
 
         let registers = |ctas: u32| (limits.registers / (ctas * threads) / 8 * 8).min(limits.max_registers_per_thread);
         let shared = |geometry: &Self, ctas: u32| {
@@ -76,10 +75,11 @@ impl Geometry {
         while registers(geometry.ctas + 1) >= needed && shared(&geometry, geometry.ctas + 1) {
             geometry.ctas += 1;
         }
-        while geometry.stages < MOST_STAGES && shared(&Self { stages: geometry.stages + 1, ..geometry }, geometry.ctas) {
+        while geometry.stages < MOST_STAGES && shared(&Self { stages: geometry.stages + 1, ..geometry }, geometry.ctas)
+        {
             geometry.stages += 1;
         }
-        let free = registers(geometry.ctas).saturating_sub(needed);
+        let free = registers(geometry.ctas).saturating_sub(needed + SPARE);
         if config.dtype != Dtype::F32 {
             geometry.held = (free / (4 * fragments)).min(keys.steps());
         }
@@ -109,6 +109,9 @@ impl Geometry {
     }
 }
 
+/// Registers that the assembler is left beside what is needed before queries stay in some.
+const SPARE: u32 = 16;
+
 /// The most stages of the ring: a tile more than two blocks ahead is not needed sooner.
 const MOST_STAGES: u32 = 4;
 
@@ -120,10 +123,16 @@ pub fn default_tiles(sm: arch::Sm, problem: &Problem) -> Tiles {
         (Dtype::F32, 0..=128) => Tiles { block_q: 64, block_kv: 32, threads: 128 },
         (Dtype::F32, _) => Tiles { block_q: 64, block_kv: 16, threads: 128 },
         // Of few queries, tiles that are not half empty.
-        (_, _) if rows <= 32 => Tiles { block_q: 32, block_kv: 64, threads: 64 },
-        (_, _) if rows <= 64 => Tiles { block_q: 64, block_kv: 64, threads: 128 },
+        (_, _) if rows <= 32 && !(columns > 128 && is_small(sm)) => Tiles { block_q: 32, block_kv: 64, threads: 64 },
+        (_, 0..=128) if rows <= 64 => Tiles { block_q: 64, block_kv: 64, threads: 128 },
         _ => tiles_of(sm, columns),
     }
+}
+
+/// Whether shared memory does not hold two CTAs with large tiles of 128 columns.
+fn is_small(sm: arch::Sm) -> bool {
+    const LARGE: u32 = 128 << 10;
+    sm.limits().shared_bytes < LARGE
 }
 
 /// Whether the query heads of a KV head should share tiles: where their queries are so few that they leave tiles empty.
@@ -138,9 +147,7 @@ pub fn shares_heads(problem: &Problem) -> bool {
 
 /// The tile sizes, by architecture and the larger of `head_dim` and `head_dim_v`.
 pub fn tiles_of(sm: arch::Sm, columns: u32) -> Tiles {
-    /// What the tiles of two CTAs of 128 columns take.
-    const LARGE: u32 = 128 << 10;
-    let small = sm.limits().shared_bytes < LARGE;
+    let small = is_small(sm);
     match columns {
         0..=64 => Tiles { block_q: 128, block_kv: 64, threads: 128 },
         65..=128 if small => Tiles { block_q: 64, block_kv: 64, threads: 128 },
@@ -152,14 +159,14 @@ pub fn tiles_of(sm: arch::Sm, columns: u32) -> Tiles {
 
 /// How many CTAs the keys of a tile of queries are split among so that a GPU of so many multiprocessors is filled.
 pub fn splits(problem: &Problem, config: &Config, multiprocessors: u32) -> u32 {
-    /// Blocks of keys that are worth a CTA.
-    const LEAST: u64 = 4;
-    let Tiles { block_q, block_kv, .. } = config.tiles;
+    /// Keys that are worth a CTA.
+    const LEAST: u64 = 512;
+    let block_q = config.tiles.block_q;
     let group = if config.grouped { problem.group() } else { 1 };
     let heads = (problem.batch * problem.heads_q / group) as u64;
     let tiles = heads * (problem.seqlen_q as u64 * group as u64).div_ceil(block_q.into());
     let resident = u64::from(multiprocessors * Geometry::new(config).ctas);
-    let most = ((problem.seqlen_k as u64).div_ceil(block_kv.into()) / LEAST).min(resident / tiles.max(1));
+    let most = (problem.seqlen_k as u64 / LEAST).min(resident / tiles.max(1));
     most.clamp(1, crate::plan::MAX_SPLITS.into()) as u32
 }
 
@@ -425,8 +432,9 @@ impl<'a> Warp<'a> {
         let (q_steps, k_steps) = (self.q.steps(k, queries), reader.steps(k, keys));
         self.fragments.iter().for_each(|fragment| fragment.scores.clear(k));
         let scores: Vec<_> = self.fragments.iter().map(|fragment| fragment.scores.clone()).collect();
-        let places: Vec<_> =
-            (0..keys.steps()).flat_map(|step| (0..keys.rows).step_by(ROWS as usize).map(move |row| (step, row))).collect();
+        let places: Vec<_> = (0..keys.steps())
+            .flat_map(|step| (0..keys.rows).step_by(ROWS as usize).map(move |row| (step, row)))
+            .collect();
         let load = |k: &mut KernelBuilder, &(step, row): &(u32, u32)| {
             let left = (row == 0).then(|| match held.get(step as usize) {
                 Some(held) => held.clone(),
@@ -459,22 +467,29 @@ impl<'a> Warp<'a> {
         let factors = |k: &mut KernelBuilder, pairs: &mut [Vec<Pair>]| -> Vec<Vec<Part>> {
             pairs.iter_mut().map(|pairs| mma::left_of_pairs(k, &std::mem::take(pairs), product)).collect()
         };
+        let mut raised = raised.to_vec();
+        let rescale: Vec<_> = raised.iter().map(|raised| raised.rescale).collect();
         let mut pairs = vec![Vec::new(); self.fragments.len()];
-        self.exponentials(k, raised, 0, 0..PAIRS, &mut pairs);
+        self.exponentials(k, &raised, 0, 0..PAIRS, &mut pairs);
         let mut left = factors(k, &mut pairs);
         let load = |k: &mut KernelBuilder, &(row, step): &(u32, u32)| steps.load(k, row, step, product);
         pipelined(k, &places, load, |k, &(row, step), right| {
-            for ((fragment, raised), left) in self.fragments.iter().zip(raised).zip(&left) {
+            for ((fragment, rescale), left) in self.fragments.iter().zip(&rescale).zip(&left) {
                 let out = fragment.out.columns_from(step * step_columns, step_columns);
                 if row == 0 {
-                    out.scale_rows(k, raised.rescale);
+                    out.scale_rows(k, *rescale);
                 }
                 right.multiply_into(k, &out, left, product);
             }
             if row + ROWS < values.rows {
                 // A share of the next 16 keys' exponentials.
                 let share = |step: u32| (PAIRS as u32 * step / values.steps()) as usize;
-                self.exponentials(k, raised, row + ROWS, share(step)..share(step + 1), &mut pairs);
+                if step == 0 {
+                    let after =
+                        self.fragments.iter().zip(&raised).map(|(fragment, raised)| fragment.state.after(k, raised));
+                    raised = after.collect();
+                }
+                self.exponentials(k, &raised, row + ROWS, share(step)..share(step + 1), &mut pairs);
                 if step + 1 == values.steps() {
                     left = factors(k, &mut pairs);
                 }
