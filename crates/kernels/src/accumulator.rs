@@ -399,14 +399,17 @@ impl RowState {
         });
     }
 
+    /// The same for scores that are to be taken in after those before: they wait for the sums to have these. Otherwise the
+    /// assembler, in no hurry to add, keeps exponentials in registers until the end of the block.
+    #[track_caller]
+    pub fn after(&self, k: &mut KernelBuilder, raised: &Raised) -> Raised {
+        // A product with 0 that is no constant to the assembler: the sum may be NaN, and the result is then NaN as well.
+        let base = [0, 1].map(|row| k.fma(self.sum[row], 0.0, raised.base[row]));
+        Raised { base, ..*raised }
+    }
+
     /// Raises a row's maximum: what it was, and what exponents are counted from now.
-    fn raise_row(
-        &self,
-        k: &mut KernelBuilder,
-        row: usize,
-        largest: Reg<F32>,
-        finite: bool,
-    ) -> (Reg<F32>, Reg<F32>) {
+    fn raise_row(&self, k: &mut KernelBuilder, row: usize, largest: Reg<F32>, finite: bool) -> (Reg<F32>, Reg<F32>) {
         let max = self.max[row];
         let before = k.mov(max);
         k.max_to(max, max, largest);

@@ -52,20 +52,13 @@ impl Fetched {
     }
 }
 
-/// A row of a tensor: its address, and whether it is there; always where nothing is said.
+/// A row of a tensor: the address of the thread's column in it, and whether it is there; always where nothing is said.
 pub type Row = (Reg<U64>, Option<Reg<Pred>>);
 
 impl Copies {
     /// Of tiles whose rows have `row_bytes` bytes, `piece` (a power of two up to 16) of which are aligned, by `threads` threads.
     #[track_caller]
-    pub fn new(
-        k: &mut KernelBuilder,
-        thread: Reg<U32>,
-        threads: u32,
-        tile: Tile,
-        row_bytes: u32,
-        piece: u32,
-    ) -> Self {
+    pub fn new(k: &mut KernelBuilder, thread: Reg<U32>, threads: u32, tile: Tile, row_bytes: u32, piece: u32) -> Self {
         k.at(Location::caller(), |k| {
             let lanes = tile.widths().map(|width| {
                 let chunks = width / CHUNK;
@@ -83,14 +76,15 @@ impl Copies {
         k.target().supports(Feature::CpAsync) && self.piece >= 4
     }
 
-    /// This thread's first row of each width of a slab.
-    pub fn first_rows(&self) -> impl Iterator<Item = Reg<U32>> {
-        self.lanes.iter().map(|lanes| lanes.row)
+    /// This thread's first row, and its column in bytes, in slabs of each width.
+    #[track_caller]
+    pub fn places(&self, k: &mut KernelBuilder) -> Vec<(Reg<U32>, Reg<U64>)> {
+        k.at(Location::caller(), |k| self.lanes.iter().map(|lanes| (lanes.row, k.cvt(lanes.column))).collect())
     }
 
-    /// Begins to bring a tile to `to`, if `condition` holds in the CTA. `row` says where the `index`-th of the thread's rows
-    /// in the slabs of the `width`-th width is, which begins `offset` rows below the thread's first one. Columns that the tensor lacks
-    /// and rows that are not there become 0.
+    /// Begins to bring a tile to `to`, if `condition` holds in the CTA. `row` says where a row is: that which is so many rows below
+    /// the thread's first one, in the slabs of the `index`-th width. The lowest is asked for first. Columns that the tensor
+    /// lacks and rows that are not there become 0.
     #[track_caller]
     pub fn fetch(
         &self,
@@ -104,7 +98,8 @@ impl Copies {
             for (index, lanes) in self.lanes.iter().enumerate() {
                 let slabs: Vec<_> = self.tile.slabs().into_iter().filter(|slab| slab.width == lanes.width).collect();
                 let to = k.add(lanes.to, to);
-                for offset in (0..self.tile.rows).step_by(lanes.row_step as usize) {
+                let offsets = (0..self.tile.rows).step_by(lanes.row_step as usize);
+                for offset in offsets.collect::<Vec<_>>().into_iter().rev() {
                     let mut condition = condition;
                     if offset + lanes.row_step > self.tile.rows {
                         // More threads than rows.
@@ -114,9 +109,7 @@ impl Copies {
                             Some(condition) => k.and_p(condition, within).into(),
                         });
                     }
-                    let (address, there) = row(k, index, offset);
-                    let column = k.cvt::<U64, _>(lanes.column);
-                    let from = k.add(address, column);
+                    let (from, there) = row(k, index, offset);
                     for slab in &slabs {
                         let to = Pointer::at(to).offset((slab.offset + offset * slab.width).into());
                         let from = Pointer::at(from).offset(slab.first.into());
@@ -196,12 +189,10 @@ impl Copies {
 pub struct Stream {
     /// How they are shared out.
     pub copies: Copies,
-    /// Where the thread's first row of the next tile is, for each width of a slab.
+    /// Of each width of a slab, where the thread's lowest row of the next tile is.
     next: Vec<Reg<U64>>,
-    /// Bytes from one of the thread's rows to its next, for each width of a slab.
+    /// Bytes from one of the thread's rows to the one above, and from the uppermost to the lowest of the next tile.
     steps: Vec<Reg<U64>>,
-    /// Bytes from one tile to the next.
-    tile_step: Reg<U64>,
 }
 
 impl Stream {
@@ -210,13 +201,15 @@ impl Stream {
     pub fn up(k: &mut KernelBuilder, copies: Copies, first: Reg<U64>, stride: Reg<U64>) -> Self {
         k.at(Location::caller(), |k| {
             let (mut next, mut steps) = (Vec::new(), Vec::new());
-            for lanes in &copies.lanes {
-                let row = k.cvt::<U64, _>(lanes.row);
-                next.push(k.mad(row, stride, first));
-                steps.push(k.mul(stride, u64::from(lanes.row_step)));
+            for (lanes, (row, column)) in copies.lanes.iter().zip(copies.places(k)) {
+                let step = lanes.row_step.min(copies.tile.rows);
+                let row = k.add(row, copies.tile.rows - step);
+                let row = k.cvt::<U64, _>(row);
+                let place = k.mad(row, stride, first);
+                next.push(k.add(place, column));
+                steps.push(k.mul(stride, u64::from(step)));
             }
-            let tile_step = k.mul(stride, u64::from(copies.tile.rows));
-            Self { copies, next, steps, tile_step }
+            Self { copies, next, steps }
         })
     }
 
@@ -230,23 +223,15 @@ impl Stream {
         rows: Option<Reg<U32>>,
     ) -> Fetched {
         k.at(Location::caller(), |k| {
-            let mut address = self.next.first().copied();
-            let fetched = self.copies.fetch(k, to, condition, |k, index, offset| {
-                let here = match address {
-                    Some(here) if offset > 0 => k.add(here, self.steps[index]),
-                    _ => self.next[index],
-                };
-                address = Some(here);
+            self.copies.fetch(k, to, condition, |k, index, offset| {
+                let here = k.mov(self.next[index]);
+                k.sub_to(self.next[index], self.next[index], self.steps[index]);
                 let there = rows.map(|rows| {
                     let row = k.add(self.copies.lanes[index].row, offset);
                     k.setp(Compare::Lt, row, rows)
                 });
                 (here, there)
-            });
-            for &next in &self.next {
-                k.sub_to(next, next, self.tile_step);
-            }
-            fetched
+            })
         })
     }
 }

@@ -103,18 +103,39 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Of the slabs that the tiles have. A lane gives `ldmatrix` the address of one of 16 rows, in one of two chunks.
+    /// Of the slabs that the tiles have, for left factors, and for right ones whose rows are the inner dimension. A lane gives
+    /// `ldmatrix` the address of one of 16 rows, in one of two chunks.
     #[track_caller]
-    pub fn new(k: &mut KernelBuilder, lane: Reg<U32>, tiles: &[Tile]) -> Self {
+    pub fn left(k: &mut KernelBuilder, lane: Reg<U32>, tiles: &[Tile]) -> Self {
         k.at(Location::caller(), |k| {
             let row = k.and(lane, ROWS - 1);
             let chunk = k.shr(lane, ROWS.ilog2());
+            Self::at(k, row, chunk, tiles)
+        })
+    }
+
+    /// The same for right factors whose rows are the columns: the registers of a column lie side by side, as the instruction
+    /// takes them.
+    #[track_caller]
+    pub fn right(k: &mut KernelBuilder, lane: Reg<U32>, tile: Tile) -> Self {
+        k.at(Location::caller(), |k| {
+            let row = k.and(lane, ROWS / 2 - 1);
+            let lower = k.shr(lane, ROWS.ilog2());
+            let row = k.mad(lower, ROWS / 2, row);
+            let chunk = k.shr(lane, (ROWS / 2).ilog2());
+            let chunk = k.and(chunk, 1);
+            Self::at(k, row, chunk, &[tile])
+        })
+    }
+
+    fn at(k: &mut KernelBuilder, row: Reg<U32>, chunk: Reg<U32>, tiles: &[Tile]) -> Self {
+        {
             let of_width = WIDTHS.map(|width| {
                 let used = tiles.iter().any(|tile| tile.widths().any(|has| has == width));
                 used.then(|| swizzled(k, width, row, chunk))
             });
             Self { of_width }
-        })
+        }
     }
 
     /// The same, each tile so many bytes further on: a multiple of 128.
@@ -210,8 +231,8 @@ pub struct Factor<const N: usize> {
     rest: Option<[Reg<B32>; N]>,
 }
 
-/// A fragment: 16 rows by 32 bytes. Its registers have 8 rows by 16 bytes each: the upper left, lower left, upper right and lower
-/// right part (PTX ISA, "Matrix fragments for mma.m16n8k16" and "mma.m16n8k8", fragment A).
+/// A fragment: 16 rows by 32 bytes. Its registers have 8 rows by 16 bytes each; of a left factor they are the upper left, lower
+/// left, upper right and lower right part (PTX ISA, "Matrix fragments for mma.m16n8k16" and "mma.m16n8k8", fragment A).
 pub type Part = Factor<4>;
 
 impl<const N: usize> Factor<N> {
@@ -237,7 +258,10 @@ impl<const N: usize> Factor<N> {
 
     /// Some of its registers.
     fn pick<const M: usize>(self, places: [usize; M]) -> Factor<M> {
-        Factor { whole: places.map(|place| self.whole[place]), rest: self.rest.map(|rest| places.map(|place| rest[place])) }
+        Factor {
+            whole: places.map(|place| self.whole[place]),
+            rest: self.rest.map(|rest| places.map(|place| rest[place])),
+        }
     }
 }
 
@@ -250,9 +274,9 @@ pub fn load(k: &mut KernelBuilder, from: Pointer<Shared>, product: Product) -> P
     })
 }
 
-/// Two right factors of 8 columns each from a fragment whose rows are the columns.
-pub fn transposed(part: Part) -> [Factor<2>; 2] {
-    [part.pick([0, 2]), part.pick([1, 3])]
+/// Two right factors of 8 columns each from a fragment of [`Reader::right`].
+pub fn by_columns(part: Part) -> [Factor<2>; 2] {
+    [part.pick([0, 1]), part.pick([2, 3])]
 }
 
 /// `into += left x right` of 16 rows by 8 columns.

@@ -52,8 +52,7 @@ impl Stratum {
     pub const ON_CUDA_CORES: [Stratum; 4] = [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt];
 
     /// All of them, oldest first.
-    pub const ALL: [Stratum; 6] =
-        [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt, Stratum::V2Tc, Stratum::V3];
+    pub const ALL: [Stratum; 6] = [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt, Stratum::V2Tc, Stratum::V3];
 
     /// Its name.
     pub fn name(self) -> &'static str {

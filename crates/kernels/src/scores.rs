@@ -52,10 +52,9 @@ impl Scores {
                 let cap = k.param::<F32>("softcap");
                 Softcap { cap, factor: k.div_rn(scale, cap) }
             });
-            let slopes = config.alibi.then(|| Slopes {
-                base: k.pointer_param("alibi_slopes", 4),
-                batch: k.param("alibi_slopes_batch"),
-            });
+            let slopes = config
+                .alibi
+                .then(|| Slopes { base: k.pointer_param("alibi_slopes", 4), batch: k.param("alibi_slopes_batch") });
             let to_exponent = match (softcap, slopes) {
                 (None, None) => k.mul(scale, LOG2_E),
                 _ => k.mov(LOG2_E),

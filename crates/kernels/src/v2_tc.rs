@@ -65,8 +65,7 @@ impl Geometry {
         let fragments = block_q / (threads / WARP) / ROWS;
         let columns = values.row_bytes / config.dtype.bytes() as u32;
         let product = Product::of(config.dtype, config.tf32);
-        let mut geometry =
-            Self { queries, keys, values, columns, product, stages: 2, fragments, ctas: 1, held: 0 };
+        let mut geometry = Self { queries, keys, values, columns, product, stages: 2, fragments, ctas: 1, held: 0 };
 
         let registers = |ctas: u32| (limits.registers / (ctas * threads) / 8 * 8).min(limits.max_registers_per_thread);
         let shared = |geometry: &Self, ctas: u32| {
@@ -76,10 +75,11 @@ impl Geometry {
         while registers(geometry.ctas + 1) >= needed && shared(&geometry, geometry.ctas + 1) {
             geometry.ctas += 1;
         }
-        while geometry.stages < MOST_STAGES && shared(&Self { stages: geometry.stages + 1, ..geometry }, geometry.ctas) {
+        while geometry.stages < MOST_STAGES && shared(&Self { stages: geometry.stages + 1, ..geometry }, geometry.ctas)
+        {
             geometry.stages += 1;
         }
-        let free = registers(geometry.ctas).saturating_sub(needed);
+        let free = registers(geometry.ctas).saturating_sub(needed + SPARE);
         if config.dtype != Dtype::F32 {
             geometry.held = (free / (4 * fragments)).min(keys.steps());
         }
@@ -109,6 +109,9 @@ impl Geometry {
     }
 }
 
+/// Registers that the assembler is left beside what is needed before queries stay in some.
+const SPARE: u32 = 16;
+
 /// The most stages of the ring: a tile more than two blocks ahead is not needed sooner.
 const MOST_STAGES: u32 = 4;
 
@@ -120,10 +123,16 @@ pub fn default_tiles(sm: arch::Sm, problem: &Problem) -> Tiles {
         (Dtype::F32, 0..=128) => Tiles { block_q: 64, block_kv: 32, threads: 128 },
         (Dtype::F32, _) => Tiles { block_q: 64, block_kv: 16, threads: 128 },
         // Of few queries, tiles that are not half empty.
-        (_, _) if rows <= 32 => Tiles { block_q: 32, block_kv: 64, threads: 64 },
-        (_, _) if rows <= 64 => Tiles { block_q: 64, block_kv: 64, threads: 128 },
+        (_, _) if rows <= 32 && !(columns > 128 && is_small(sm)) => Tiles { block_q: 32, block_kv: 64, threads: 64 },
+        (_, 0..=128) if rows <= 64 => Tiles { block_q: 64, block_kv: 64, threads: 128 },
         _ => tiles_of(sm, columns),
     }
+}
+
+/// Whether shared memory does not hold two CTAs with large tiles of 128 columns.
+fn is_small(sm: arch::Sm) -> bool {
+    const LARGE: u32 = 128 << 10;
+    sm.limits().shared_bytes < LARGE
 }
 
 /// Whether the query heads of a KV head should share tiles: where their queries are so few that they leave tiles empty.
@@ -138,9 +147,7 @@ pub fn shares_heads(problem: &Problem) -> bool {
 
 /// The tile sizes, by architecture and the larger of `head_dim` and `head_dim_v`.
 pub fn tiles_of(sm: arch::Sm, columns: u32) -> Tiles {
-    /// What the tiles of two CTAs of 128 columns take.
-    const LARGE: u32 = 128 << 10;
-    let small = sm.limits().shared_bytes < LARGE;
+    let small = is_small(sm);
     match columns {
         0..=64 => Tiles { block_q: 128, block_kv: 64, threads: 128 },
         65..=128 if small => Tiles { block_q: 64, block_kv: 64, threads: 128 },
@@ -152,14 +159,14 @@ pub fn tiles_of(sm: arch::Sm, columns: u32) -> Tiles {
 
 /// How many CTAs the keys of a tile of queries are split among so that a GPU of so many multiprocessors is filled.
 pub fn splits(problem: &Problem, config: &Config, multiprocessors: u32) -> u32 {
-    /// Blocks of keys that are worth a CTA.
-    const LEAST: u64 = 4;
-    let Tiles { block_q, block_kv, .. } = config.tiles;
+    /// Keys that are worth a CTA.
+    const LEAST: u64 = 512;
+    let block_q = config.tiles.block_q;
     let group = if config.grouped { problem.group() } else { 1 };
     let heads = (problem.batch * problem.heads_q / group) as u64;
     let tiles = heads * (problem.seqlen_q as u64 * group as u64).div_ceil(block_q.into());
     let resident = u64::from(multiprocessors * Geometry::new(config).ctas);
-    let most = ((problem.seqlen_k as u64).div_ceil(block_kv.into()) / LEAST).min(resident / tiles.max(1));
+    let most = (problem.seqlen_k as u64 / LEAST).min(resident / tiles.max(1));
     most.clamp(1, crate::plan::MAX_SPLITS.into()) as u32
 }
 
@@ -288,9 +295,10 @@ impl<'a> Warp<'a> {
         let warp = k.shfl_idx(warp, 0);
         let first = k.mul(warp, ROWS * geometry.fragments);
         let quad = Quad::of_lane(k, lane);
-        let reader = Reader::new(k, lane, &[keys, values]);
-        let rows = Rows::new(k, lane, reader, values, config.dtype);
-        let q = reader.rows_further(k, first);
+        let left = Reader::left(k, lane, &[queries, values]);
+        let rows = Rows::new(k, lane, left, values, config.dtype);
+        let q = left.rows_further(k, first);
+        let right = Reader::right(k, lane, keys);
         let row = k.add(first, quad.row);
 
         let columns = geometry.columns;
@@ -318,7 +326,7 @@ impl<'a> Warp<'a> {
             q_tile,
             q: q.further(k, q_tile),
             ring,
-            keys: reader.further(k, ring),
+            keys: right.further(k, ring),
             values: rows.further(k, ring),
             product: geometry.product,
         }
@@ -334,9 +342,10 @@ impl<'a> Warp<'a> {
             None => base,
             Some(first) => q.of_row(k, base, first),
         };
-        let first_rows: Vec<_> = copies.first_rows().collect();
+        let places = copies.places(k);
         let fetched = copies.fetch(k, self.q_tile, None, |k, index, offset| {
-            let row = k.add(first_rows[index].cast::<S32>(), offset as i32);
+            let (row, column) = places[index];
+            let row = k.add(row.cast::<S32>(), offset as i32);
             let row = k.add(row, work.row);
             let (query, head) = self.schedule.query(k, row);
             let there = k.setp(Compare::Lt, query, work.seqlen_q);
@@ -345,7 +354,7 @@ impl<'a> Warp<'a> {
                 let head = k.cvt::<U64, _>(head);
                 address = k.mad(head, q.head, address);
             }
-            (address, Some(there))
+            (k.add(address, column), Some(there))
         });
         fetched.put(k);
     }
@@ -391,7 +400,7 @@ impl<'a> Warp<'a> {
 
     /// A block of keys and its values.
     fn block(&self, k: &mut KernelBuilder, ring: &Ring, held: &[Vec<Part>], block: Reg<S32>, masked: bool) {
-        let (stage, coming) = ring.turn(k, Kind::Keys, masked.then_some(block));
+        let (stage, coming) = ring.turn(k, Kind::Keys, block, masked);
         let keys = self.keys.further(k, stage);
         self.score(k, &keys, held);
         coming.put(k);
@@ -410,7 +419,7 @@ impl<'a> Warp<'a> {
         let finite = !(masked && (self.config.causal || self.config.window)) && !self.config.alibi;
         let raised: Vec<_> =
             self.fragments.iter().map(|fragment| fragment.state.raise(k, &fragment.scores, finite)).collect();
-        let (stage, coming) = ring.turn(k, Kind::Values, None);
+        let (stage, coming) = ring.turn(k, Kind::Values, block, masked);
         let values = self.values.further(k, stage);
         self.add_values(k, &values, &raised);
         coming.put(k);
@@ -423,8 +432,9 @@ impl<'a> Warp<'a> {
         let (q_steps, k_steps) = (self.q.steps(k, queries), reader.steps(k, keys));
         self.fragments.iter().for_each(|fragment| fragment.scores.clear(k));
         let scores: Vec<_> = self.fragments.iter().map(|fragment| fragment.scores.clone()).collect();
-        let places: Vec<_> =
-            (0..keys.steps()).flat_map(|step| (0..keys.rows).step_by(ROWS as usize).map(move |row| (step, row))).collect();
+        let places: Vec<_> = (0..keys.steps())
+            .flat_map(|step| (0..keys.rows).step_by(ROWS as usize).map(move |row| (step, row)))
+            .collect();
         let load = |k: &mut KernelBuilder, &(step, row): &(u32, u32)| {
             let left = (row == 0).then(|| match held.get(step as usize) {
                 Some(held) => held.clone(),
@@ -437,7 +447,7 @@ impl<'a> Warp<'a> {
             if let Some(queries) = queries {
                 left = queries;
             }
-            for (column, right) in (row..).step_by(8).zip(mma::transposed(part)) {
+            for (column, right) in (row..).step_by(8).zip(mma::by_columns(part)) {
                 for (scores, left) in scores.iter().zip(&left) {
                     mma::multiply(k, &scores.columns_from(column, 8).values, left, right, self.product);
                 }
@@ -457,22 +467,29 @@ impl<'a> Warp<'a> {
         let factors = |k: &mut KernelBuilder, pairs: &mut [Vec<Pair>]| -> Vec<Vec<Part>> {
             pairs.iter_mut().map(|pairs| mma::left_of_pairs(k, &std::mem::take(pairs), product)).collect()
         };
+        let mut raised = raised.to_vec();
+        let rescale: Vec<_> = raised.iter().map(|raised| raised.rescale).collect();
         let mut pairs = vec![Vec::new(); self.fragments.len()];
-        self.exponentials(k, raised, 0, 0..PAIRS, &mut pairs);
+        self.exponentials(k, &raised, 0, 0..PAIRS, &mut pairs);
         let mut left = factors(k, &mut pairs);
         let load = |k: &mut KernelBuilder, &(row, step): &(u32, u32)| steps.load(k, row, step, product);
         pipelined(k, &places, load, |k, &(row, step), right| {
-            for ((fragment, raised), left) in self.fragments.iter().zip(raised).zip(&left) {
+            for ((fragment, rescale), left) in self.fragments.iter().zip(&rescale).zip(&left) {
                 let out = fragment.out.columns_from(step * step_columns, step_columns);
                 if row == 0 {
-                    out.scale_rows(k, raised.rescale);
+                    out.scale_rows(k, *rescale);
                 }
                 right.multiply_into(k, &out, left, product);
             }
             if row + ROWS < values.rows {
                 // A share of the next 16 keys' exponentials.
                 let share = |step: u32| (PAIRS as u32 * step / values.steps()) as usize;
-                self.exponentials(k, raised, row + ROWS, share(step)..share(step + 1), &mut pairs);
+                if step == 0 {
+                    let after =
+                        self.fragments.iter().zip(&raised).map(|(fragment, raised)| fragment.state.after(k, raised));
+                    raised = after.collect();
+                }
+                self.exponentials(k, &raised, row + ROWS, share(step)..share(step + 1), &mut pairs);
                 if step + 1 == values.steps() {
                     left = factors(k, &mut pairs);
                 }
@@ -544,25 +561,17 @@ enum Kind {
 /// Tiles of keys and values in turn, on their way or in use.
 struct Ring<'a> {
     warp: &'a Warp<'a>,
-    keys: Coming,
-    values: Coming,
-    /// The stage of the tile whose turn is next, in bytes from the first one, and that before it.
+    keys: Stream,
+    values: Stream,
+    /// The stage of the tile whose turn is next, in bytes from the first one.
     stage: Reg<U32>,
-    before: Reg<U32>,
-}
-
-/// Tiles of one kind that are still to be brought.
-struct Coming {
-    stream: Stream,
-    /// The block of the next one.
-    block: Reg<S32>,
 }
 
 impl<'a> Ring<'a> {
     /// Begins to bring the first tiles, the first of them together with what was asked for before.
     fn new(k: &mut KernelBuilder, warp: &'a Warp<'a>, keys: &Strided, values: &Strided) -> Self {
         let Warp { config, geometry, work, .. } = warp;
-        let coming = |k: &mut KernelBuilder, tensor: &Strided, tile: Tile, columns: u32| {
+        let stream = |k: &mut KernelBuilder, tensor: &Strided, tile: Tile, columns: u32| {
             let row_bytes = columns * config.dtype.bytes() as u32;
             let copies = Copies::new(k, warp.thread, config.tiles.threads, tile, row_bytes, config.piece);
             let base = tensor.of_head(k, work.batch, work.kv_head);
@@ -572,74 +581,82 @@ impl<'a> Ring<'a> {
                 Some(first) => k.add(key, first),
             };
             let first = tensor.of_row(k, base, key);
-            Coming { stream: Stream::up(k, copies, first, tensor.row), block: k.mov(work.last) }
+            Stream::up(k, copies, first, tensor.row)
         };
-        let keys = coming(k, keys, geometry.keys, config.head_dim);
-        let values = coming(k, values, geometry.values, config.head_dim_v);
-        let last_stage = (geometry.stages - 1) * geometry.stage();
-        let ring = Self { warp, keys, values, stage: k.mov(0), before: k.mov(last_stage) };
-        for (index, kind) in (0..geometry.stages - 1).zip([Kind::Keys, Kind::Values].into_iter().cycle()) {
-            let to = k.add(warp.ring, index * geometry.stage());
-            let border = (index < 2).then_some(work.last);
-            ring.fetch(k, kind, to, border).put(k);
+        let keys = stream(k, keys, geometry.keys, config.head_dim);
+        let values = stream(k, values, geometry.values, config.head_dim_v);
+        let ring = Self { warp, keys, values, stage: k.mov(0) };
+        for tile in 0..geometry.stages - 1 {
+            let kind = if tile % 2 == 0 { Kind::Keys } else { Kind::Values };
+            let to = k.add(warp.ring, tile * geometry.stage());
+            ring.fetch(k, kind, to, (work.last, tile / 2), tile < 2).put(k);
         }
         ring
     }
 
-    /// Begins to bring the next tile of a kind, if there is one. `border` is its block, where that may reach past the last key.
-    fn fetch(&self, k: &mut KernelBuilder, kind: Kind, to: Reg<U32>, border: Option<Reg<S32>>) -> Fetched {
-        let Coming { stream, block } = match kind {
+    /// Begins to bring the tile of a kind of the block that is so many above `block`, if there is one. `border` says that it may
+    /// reach past the last key.
+    fn fetch(
+        &self,
+        k: &mut KernelBuilder,
+        kind: Kind,
+        to: Reg<U32>,
+        (block, above): (Reg<S32>, u32),
+        border: bool,
+    ) -> Fetched {
+        let stream = match kind {
             Kind::Keys => &self.keys,
             Kind::Values => &self.values,
         };
         let work = self.warp.work;
-        let rows = border.map(|border| {
-            let key = work.key(k, border, self.warp.config.tiles.block_kv);
+        let rows = border.then(|| {
+            let key = work.key(k, block, self.warp.config.tiles.block_kv);
             k.sub(work.seqlen_k, key).cast::<U32>()
         });
-        let over = work.is_over(k, *block);
-        let fetched = stream.fetch(k, to, Some(!over), rows);
+        // The tile of this block is needed for sure.
+        let there = (above > 0).then(|| {
+            let block = k.sub(block, above as i32);
+            !work.is_over(k, block)
+        });
+        let fetched = stream.fetch(k, to, there, rows);
         if stream.copies.is_asynchronous(k) {
             k.cp_async_commit();
         }
-        k.sub_to(*block, *block, 1);
         fetched
     }
 
     /// Waits for the tile whose turn it is. Every warp is then done with the one before.
     fn wait(&self, k: &mut KernelBuilder) {
-        if self.keys.stream.copies.is_asynchronous(k) {
+        if self.keys.copies.is_asynchronous(k) {
             k.cp_async_wait(self.warp.geometry.stages - 2);
         }
         k.bar_sync(0);
     }
 
-    /// The next tile, of this kind: how far from the ring's first it is; and the one that begins to come to the place of the tile
-    /// before. `border` is the block, where that may reach past the last key.
-    fn turn(&self, k: &mut KernelBuilder, kind: Kind, border: Option<Reg<S32>>) -> (Reg<U32>, Fetched) {
+    /// The next tile, that of this kind of a block: how far from the ring's first it is; and the one that begins to come to the
+    /// place of the tile before. `border` says that the block may reach past the last key.
+    fn turn(&self, k: &mut KernelBuilder, kind: Kind, block: Reg<S32>, border: bool) -> (Reg<U32>, Fetched) {
         let geometry = self.warp.geometry;
         self.wait(k);
-        let to = k.add(self.warp.ring, self.before);
-        let other = match kind {
-            Kind::Keys => Kind::Values,
-            Kind::Values => Kind::Keys,
-        };
-        let (next, border) = match geometry.stages {
-            // With two stages, the values of the block whose keys are here.
-            2 => (other, border),
-            stages if stages % 2 == 0 => (other, None),
-            _ => (kind, None),
-        };
-        let mut fetched = self.fetch(k, next, to, border);
+        let step = geometry.stage();
+        let last = (geometry.stages - 1) * step;
+        let is_first = k.setp(Compare::Eq, self.stage, 0);
+        let before = k.sub(self.stage, step);
+        let before = k.selp(last, before, is_first);
+        let to = k.add(self.warp.ring, before);
+        // So many tiles further on, keys and values in turn.
+        let tile = geometry.stages - 1 + u32::from(kind == Kind::Values);
+        let next = if tile % 2 == 0 { Kind::Keys } else { Kind::Values };
+        let above = tile / 2;
+        let mut fetched = self.fetch(k, next, to, (block, above), border && above == 0);
         if k.target().supports(Feature::CpAsync) {
             // What had to be loaded into registers after all goes on at once: the products need them.
             std::mem::take(&mut fetched).put(k);
         }
         let stage = k.mov(self.stage);
-        k.mov_to(self.before, self.stage);
-        k.add_to(self.stage, self.stage, geometry.stage());
-        let over = k.setp(Compare::Eq, self.stage, geometry.stages * geometry.stage());
-        k.selp_to(self.stage, 0, self.stage, over);
+        let is_last = k.setp(Compare::Eq, self.stage, last);
+        k.add_to(self.stage, self.stage, step);
+        k.selp_to(self.stage, 0, self.stage, is_last);
         (stage, fetched)
     }
 }

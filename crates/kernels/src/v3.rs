@@ -240,7 +240,19 @@ impl<'a> Cta<'a> {
         // Read from one lane, so that the assembler knows it is the same in all.
         let warpgroup = k.shr(thread, WARPGROUP.ilog2());
         let warpgroup = k.shfl_idx(warpgroup, 0);
-        let cta = Self { config, geometry, schedule, scores, warpgroup, lane, queries: q, keys: kv, values: v, next, numbers };
+        let cta = Self {
+            config,
+            geometry,
+            schedule,
+            scores,
+            warpgroup,
+            lane,
+            queries: q,
+            keys: kv,
+            values: v,
+            next,
+            numbers,
+        };
         let first = k.setp(Compare::Eq, thread, 0);
         k.if_(first, |k| {
             let writers = if config.by_threads { WARPGROUP } else { 1 };
