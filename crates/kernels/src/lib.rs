@@ -22,7 +22,7 @@ pub mod v2_kt;
 pub mod v3;
 
 pub use config::{Config, Program, Tiles};
-pub use plan::{Buffers, Coverage, Layout, Plan, PlanError, Stratum, plan};
+pub use plan::{Buffers, Coverage, Layout, Plan, PlanError, Stratum, configure, plan};
 pub use problem::{CompulsoryBytes, Feature, Mask, ParseProblemError, Problem, ProblemError, ProblemSpec, Varlen};
 pub use reference::{HeadOutput, plain, reference};
 pub use tensor::{Dtype, InputError, Inputs, Outputs, Strides, Tensor, TensorError, normals};

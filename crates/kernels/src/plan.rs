@@ -469,6 +469,14 @@ pub enum PlanError {
     Kernel(#[from] KernelError),
 }
 
+impl PlanError {
+    /// Whether it says that the stratum does not cover the call, rather than that something is wrong with what was asked.
+    pub fn is_coverage(&self) -> bool {
+        use PlanError::*;
+        matches!(self, Feature { .. } | Extent { .. } | Target { .. } | Lacks { .. } | Dtype { .. } | TensorMap { .. })
+    }
+}
+
 fn list<T: fmt::Display>(items: &[T]) -> String {
     items.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -544,25 +552,7 @@ pub fn plan(
     layout: &Layout,
     tiles: Option<Tiles>,
 ) -> Result<Plan, PlanError> {
-    covered(stratum, problem, target)?;
-    let window = problem.mask != Mask::FULL && problem.mask != Mask::CAUSAL;
-    let config = Config {
-        target,
-        dtype: problem.dtype,
-        head_dim: problem.head_dim as u32,
-        head_dim_v: problem.head_dim_v as u32,
-        causal: problem.mask == Mask::CAUSAL,
-        window,
-        varlen: problem.varlen.is_some(),
-        // Where tiles differ in length, who is done takes the next.
-        dynamic: stratum == Stratum::V3 && (problem.mask != Mask::FULL || problem.varlen.is_some()),
-        vector: if stratum == Stratum::V3 { layout.out_vector(problem) } else { layout.vector(problem) },
-        tiles: tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem)),
-    };
-    match stratum {
-        Stratum::V3 => v3::check_tiles(&config)?,
-        _ => config.tiles.check(&config)?,
-    }
+    let config = configure(stratum, problem, target, layout, tiles)?;
     let mut planner = Planner { stratum, problem, layout, config, launches: Vec::new(), workspaces: Vec::new() };
     match stratum {
         Stratum::Naive => planner.naive()?,
@@ -583,7 +573,44 @@ pub fn plan(
     })
 }
 
-fn covered(stratum: Stratum, problem: &Problem, target: Target) -> Result<(), PlanError> {
+/// What a call's kernels are compiled for: the first half of [`plan()`], in which nothing is written yet.
+///
+/// # Errors
+/// When the stratum does not cover the call, or has no such tiles.
+pub fn configure(
+    stratum: Stratum,
+    problem: &Problem,
+    target: Target,
+    layout: &Layout,
+    tiles: Option<Tiles>,
+) -> Result<Config, PlanError> {
+    covered(stratum, problem, target)?;
+    let window = problem.mask != Mask::FULL && problem.mask != Mask::CAUSAL;
+    let config = Config {
+        target,
+        dtype: problem.dtype,
+        head_dim: problem.head_dim as u32,
+        head_dim_v: problem.head_dim_v as u32,
+        causal: problem.mask == Mask::CAUSAL,
+        window,
+        varlen: problem.varlen.is_some(),
+        // Where tiles differ in length, who is done takes the next.
+        dynamic: stratum == Stratum::V3 && (problem.mask != Mask::FULL || problem.varlen.is_some()),
+        vector: if stratum == Stratum::V3 { layout.out_vector(problem) } else { layout.vector(problem) },
+        tiles: tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem)),
+    };
+    match stratum {
+        Stratum::V3 => v3::check_tiles(&config)?,
+        _ => config.tiles.check(&config)?,
+    }
+    Ok(config)
+}
+
+/// Whether a stratum covers a problem on an architecture; [`Feature::Strided`] is the tensors' matter, not the problem's.
+///
+/// # Errors
+/// The first part that it does not cover.
+pub fn covered(stratum: Stratum, problem: &Problem, target: Target) -> Result<(), PlanError> {
     let Coverage { min_sm, needs, dtypes, max_head_dim, max_seqlen, features } = stratum.coverage();
     if target.sm() < min_sm {
         return Err(PlanError::Target { stratum, target, min_sm });
