@@ -46,7 +46,9 @@ pub fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
         None => {
             let options = emulator::Options { cancel: Some(&CANCEL), ..emulator::Options::new(device.hardware().sm) };
             let verify = |choice: Choice, case, dtype| {
-                let mut emulator = || Ok(emulator::Device::new(options.clone()));
+                // So few that CTAs which stay take several tiles.
+                let few = || emulator::Device { multiprocessors: Some(2), ..emulator::Device::new(options.clone()) };
+                let mut emulator = || Ok(few());
                 lab::verify(&choice.of(planner.clone()), case, dtype, arguments.seed, &mut emulator)
             };
             run(arguments, verify, || false)
