@@ -88,7 +88,7 @@ fn header(probed: &Probed) -> String {
                 ", about {} registers (estimated: {} are live at once, rounded up to eights, at least {})",
                 registers.count,
                 counted.launch().report.live_registers,
-                lab::registers::LEAST
+                emulator::LEAST_REGISTERS
             ),
         };
         let report = &counted.launch().report;

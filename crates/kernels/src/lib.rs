@@ -29,7 +29,7 @@ pub mod v2_tc;
 pub mod v3;
 
 pub use config::{Config, Program, Tiles};
-pub use plan::{Buffers, Coverage, Layout, Options, Plan, PlanError, Stratum, plan, plan_with};
+pub use plan::{Buffers, Coverage, Layout, Options, Plan, PlanError, Stratum, configure, plan, plan_with};
 pub use problem::{CompulsoryBytes, Feature, Mask, ParseProblemError, Problem, ProblemError, ProblemSpec, Varlen};
 pub use reference::{HeadOutput, plain, reference};
 pub use tensor::{Dtype, InputError, Inputs, Outputs, Strides, Tensor, TensorError, normals};

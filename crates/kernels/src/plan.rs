@@ -522,6 +522,14 @@ pub enum PlanError {
     Kernel(#[from] KernelError),
 }
 
+impl PlanError {
+    /// Whether it says that the stratum does not cover the call, rather than that something is wrong with what was asked.
+    pub fn is_coverage(&self) -> bool {
+        use PlanError::*;
+        matches!(self, Feature { .. } | Extent { .. } | Target { .. } | Lacks { .. } | Dtype { .. } | TensorMap { .. })
+    }
+}
+
 fn list<T: fmt::Display>(items: &[T]) -> String {
     items.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -631,6 +639,43 @@ pub fn plan_with(
     layout: &Layout,
     options: &Options,
 ) -> Result<Plan, PlanError> {
+    let config = configure(stratum, problem, target, layout, options)?;
+    let mut planner = Planner { stratum, problem, layout, config, launches: Vec::new(), workspaces: Vec::new() };
+    match stratum {
+        Stratum::Naive => planner.naive()?,
+        Stratum::V1 => planner.v1()?,
+        Stratum::V2 => planner.v2()?,
+        Stratum::V2Kt => planner.v2_kt()?,
+        Stratum::V2Tc => planner.v2_tc(options)?,
+        Stratum::V3 => planner.v3()?,
+    }
+    let Planner { config, launches, workspaces, .. } = planner;
+    Ok(Plan {
+        stratum,
+        config,
+        launches,
+        workspaces,
+        alignment: match stratum {
+            Stratum::V3 if !config.by_threads => 16,
+            Stratum::V2Tc | Stratum::V3 => (u64::from(config.vector) * problem.dtype.bytes() as u64).max(config.piece.into()),
+            _ => u64::from(config.vector) * problem.dtype.bytes() as u64,
+        },
+        batch: problem.batch,
+        heads_q: problem.heads_q,
+    })
+}
+
+/// What a call's kernels are compiled for: the first half of [`plan_with`], in which nothing is written yet.
+///
+/// # Errors
+/// When the stratum does not cover the call, or has no such tiles.
+pub fn configure(
+    stratum: Stratum,
+    problem: &Problem,
+    target: Target,
+    layout: &Layout,
+    options: &Options,
+) -> Result<Config, PlanError> {
     covered(stratum, problem, target)?;
     if let Some(splits) = options.splits.filter(|splits| !(1..=MAX_SPLITS).contains(splits)) {
         let allowed = format!("1 to {MAX_SPLITS}");
@@ -665,32 +710,14 @@ pub fn plan_with(
         Stratum::V3 => v3::check_tiles(&config)?,
         _ => config.tiles.check(&config)?,
     }
-    let mut planner = Planner { stratum, problem, layout, config, launches: Vec::new(), workspaces: Vec::new() };
-    match stratum {
-        Stratum::Naive => planner.naive()?,
-        Stratum::V1 => planner.v1()?,
-        Stratum::V2 => planner.v2()?,
-        Stratum::V2Kt => planner.v2_kt()?,
-        Stratum::V2Tc => planner.v2_tc(options)?,
-        Stratum::V3 => planner.v3()?,
-    }
-    let Planner { config, launches, workspaces, .. } = planner;
-    Ok(Plan {
-        stratum,
-        config,
-        launches,
-        workspaces,
-        alignment: match stratum {
-            Stratum::V3 if !config.by_threads => 16,
-            Stratum::V2Tc | Stratum::V3 => (u64::from(config.vector) * problem.dtype.bytes() as u64).max(config.piece.into()),
-            _ => u64::from(config.vector) * problem.dtype.bytes() as u64,
-        },
-        batch: problem.batch,
-        heads_q: problem.heads_q,
-    })
+    Ok(config)
 }
 
-fn covered(stratum: Stratum, problem: &Problem, target: Target) -> Result<(), PlanError> {
+/// Whether a stratum covers a problem on an architecture; [`Feature::Strided`] is the tensors' matter, not the problem's.
+///
+/// # Errors
+/// The first part that it does not cover.
+pub fn covered(stratum: Stratum, problem: &Problem, target: Target) -> Result<(), PlanError> {
     let Coverage { min_sm, needs, dtypes, max_head_dim, max_seqlen, features } = stratum.coverage();
     if target.sm() < min_sm {
         return Err(PlanError::Target { stratum, target, min_sm });

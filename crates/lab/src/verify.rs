@@ -1,20 +1,18 @@
-//! The contract's cases and random small problems, run by a stratum on any backend.
+//! The contract's cases and random small problems, run by a stratum, or by what the library picks, on any backend.
+
+mod random;
 
 use std::fmt;
 use std::str::FromStr;
 
-use arch::Target;
-use kernels::cases::{CASES, CaseError, Expect, Run, VerifyError};
-use kernels::problem::MAX_HEAD_DIM;
-use kernels::{
-    Coverage, Dtype, Feature, Inputs, Layout, Mask, PlanError, Problem, ProblemSpec, Stratum, Tiles, Varlen, Verdict,
-};
+use flashstrata::compute::{ComputeError, compute};
+use flashstrata::{PlanFailure, Planner};
+use kernels::cases::{CASES, CaseError, Run, VerifyError};
+use kernels::{Dtype, Feature, Inputs, Layout, Problem, Verdict};
 use ptx::Backend;
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use thiserror::Error;
 
-use crate::compute::{ComputeError, compute};
+pub use random::{Coverage, Traits};
 
 /// A case that can be named on a command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,132 +79,72 @@ pub struct Checked {
     pub label: String,
     /// What was asked.
     pub problem: Problem,
+    /// What a random problem was drawn as.
+    pub traits: Option<Traits>,
     /// What came of it.
     pub outcome: Outcome,
 }
 
-/// The calls of a case in a type, with inputs drawn from `seed`; random problems within what is covered.
+/// The calls of a case in a type, with inputs drawn from `seed`.
 ///
 /// # Errors
 /// When the inputs do not fit in memory.
-pub fn runs(case: CaseId, dtype: Dtype, seed: u64, coverage: &Coverage) -> Result<Vec<Run>, CaseError> {
+pub fn runs(case: CaseId, dtype: Dtype, seed: u64) -> Result<Vec<(Run, Option<Traits>)>, CaseError> {
     match case {
         CaseId::Contract(number) => match CASES.iter().find(|case| case.number == number) {
-            Some(case) => case.runs(dtype, seed),
+            Some(case) => Ok(case.runs(dtype, seed)?.into_iter().map(|run| (run, None)).collect()),
             None => Ok(Vec::new()),
         },
-        CaseId::Random(number) => Ok(vec![random(dtype, seed, number, coverage)?]),
+        CaseId::Random(number) => {
+            let (run, traits) = random::random(dtype, seed, number)?;
+            Ok(vec![(run, Some(traits))])
+        }
     }
 }
 
-/// Head dimensions of kernels for which 128 is not the end.
-const LARGE_DIMS: [usize; 6] = [17, 80, 112, 160, 200, 256];
-
-/// A small problem: lengths beyond a tile or two, odd dimensions, a GQA ratio, causal or not, and tensors that lie as
-/// `[batch, heads, seqlen, dim]` or as `[batch, seqlen, heads, dim]`; where they are covered also larger dimensions, windows,
-/// packed batches, capped scores and ALiBi.
-fn random(dtype: Dtype, seed: u64, number: u32, coverage: &Coverage) -> Result<Run, CaseError> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    rng.set_stream(u64::from(number) + 1);
-    let dims = [1, 8, 24, 33, 40, 64, 72, 96, 128];
-    let heads_kv = rng.random_range(1..=2);
-    let heads_q = heads_kv * rng.random_range(1..=3);
-    let seqlen_q = rng.random_range(1..=130);
-    let head_dim = dims[rng.random_range(0..dims.len())];
-    let mut spec =
-        ProblemSpec::new(rng.random_range(1..=2), heads_q, seqlen_q, head_dim).heads_kv(heads_kv).dtype(dtype);
-    if rng.random() {
-        spec = spec.seqlen_k(rng.random_range(0..=200));
-    }
-    if rng.random() {
-        spec = spec.head_dim_v(dims[rng.random_range(0..dims.len())]);
-    }
-    if rng.random() {
-        spec = spec.causal();
-    }
-    let inputs_seed = rng.random();
-    let layouts: [bool; 3] = rng.random();
-    let covers = |feature| coverage.features.contains(&feature);
-    if coverage.max_head_dim >= MAX_HEAD_DIM && rng.random_ratio(1, 3) {
-        spec.head_dim = LARGE_DIMS[rng.random_range(0..LARGE_DIMS.len())];
-        if rng.random() {
-            spec.head_dim_v = spec.head_dim;
-        }
-    }
-    if covers(Feature::Window) && rng.random_ratio(1, 3) {
-        let mut side = || [None, Some(rng.random_range(0..100))][rng.random_range(0..2)];
-        spec = spec.mask(Mask { left: side(), right: side() });
-    }
-    if covers(Feature::Softcap) && rng.random_ratio(1, 4) {
-        spec = spec.softcap(rng.random_range(0.5..50.0));
-    }
-    if covers(Feature::Alibi) && rng.random_ratio(1, 4) {
-        let slopes = heads_q * [1, spec.batch][rng.random_range(0..2)];
-        spec = spec.alibi_slopes((0..slopes).map(|_| rng.random_range(-0.5..0.5)).collect());
-    }
-    let packed = covers(Feature::Varlen) && rng.random_ratio(1, 4);
-    if packed {
-        let mut offsets = |longest: usize| {
-            let mut end = 0;
-            let ends = (0..spec.batch).map(|_| {
-                end += rng.random_range(0..=longest as i32);
-                end
-            });
-            std::iter::once(0).chain(ends).collect::<Vec<i32>>()
-        };
-        let (cu_seqlens_q, cu_seqlens_k) = (offsets(spec.seqlen_q), offsets(spec.seqlen_k));
-        spec.varlen = Some(Varlen { cu_seqlens_q, cu_seqlens_k });
-    }
-    let problem = spec.build()?;
-    let mut inputs = Inputs::randn(&problem, inputs_seed)?;
-    for (tensor, by_head) in [&mut inputs.q, &mut inputs.k, &mut inputs.v].into_iter().zip(layouts) {
-        if by_head && !packed {
-            // The same elements, stored head by head.
-            *tensor = tensor.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
-        }
-    }
-    Ok(Run { label: "random", problem, inputs, expect: Expect::Reference })
+/// A call that was not computed.
+#[derive(Debug, Error)]
+enum Attempt<E> {
+    #[error(transparent)]
+    Plan(PlanFailure),
+    #[error(transparent)]
+    Compute(ComputeError<E>),
 }
 
-/// Runs a case with a stratum; `backend` makes a backend for each computation, so that a fault spoils no other.
+/// Runs a case as the planner plans it; `backend` makes a backend for each computation, so that a fault spoils no other.
 ///
 /// # Errors
-/// When the inputs cannot be made, or a backend cannot be.
+/// When the inputs cannot be made.
 pub fn verify<B: Backend>(
-    stratum: Stratum,
-    tiles: Option<Tiles>,
+    planner: &Planner,
     case: CaseId,
     dtype: Dtype,
     seed: u64,
     backend: &mut impl FnMut() -> Result<B, B::Error>,
 ) -> Result<Vec<Checked>, CaseError> {
     let mut compute_one = |problem: &Problem, inputs: &Inputs| {
-        let mut backend = backend().map_err(ComputeError::Backend)?;
-        let layout = Layout::of(problem, inputs)?;
-        let plan = kernels::plan(stratum, problem, Target::best(backend.sm()), &layout, tiles)?;
-        compute(&mut backend, &plan, problem, inputs).map(|computed| computed.outputs)
+        let layout = Layout::of(problem, inputs).map_err(|error| Attempt::Compute(error.into()))?;
+        let plan = planner.plan(problem, &layout).map_err(Attempt::Plan)?;
+        let mut backend = backend().map_err(|error| Attempt::Compute(ComputeError::Backend(error)))?;
+        let computed = compute(&mut backend, &plan.kernels, problem, inputs).map_err(Attempt::Compute)?;
+        Ok(computed.outputs)
     };
-    let coverage = stratum.coverage();
-    let checked = runs(case, dtype, seed, &coverage)?.into_iter().map(|run| {
-        let covered = coverage.dtypes.contains(&dtype)
-            && run.features().iter().all(|feature| coverage.features.contains(feature))
-            && run.problem.head_dim.max(run.problem.head_dim_v) <= coverage.max_head_dim;
+    let checked = runs(case, dtype, seed)?.into_iter().map(|(run, traits)| {
+        // That tensors are strided is no matter of the problem, so no plan is refused for it.
+        let takes_strides = |stratum: kernels::Stratum| stratum.coverage().features.contains(&Feature::Strided);
+        let covered = run.inputs.features().is_empty() || planner.candidates().into_iter().any(takes_strides);
         let outcome = if covered { outcome(run.verify(&mut compute_one)) } else { Outcome::NotCovered };
-        Checked { case, label: run.label.to_owned(), problem: run.problem, outcome }
+        Checked { case, label: run.label.to_owned(), problem: run.problem, traits, outcome }
     });
     Ok(checked.collect())
 }
 
-fn outcome<E: std::error::Error>(verified: Result<Verdict, VerifyError<ComputeError<E>>>) -> Outcome {
+fn outcome<E: std::error::Error>(verified: Result<Verdict, VerifyError<Attempt<E>>>) -> Outcome {
     match verified {
         Ok(Verdict { wrong: Some(wrong), .. }) => Outcome::Failed(wrong.to_string()),
         Ok(_) => Outcome::Passed,
-        // Rows that neither the copy engine nor threads can copy at once, and another GPU: no feature of the problem says so.
-        Err(VerifyError::Backend(ComputeError::Plan(
-            PlanError::TensorMap { .. } | PlanError::Target { .. } | PlanError::Lacks { .. },
-        ))) => Outcome::NotCovered,
-        Err(VerifyError::Backend(error)) => Outcome::Failed(error.to_string()),
-        Err(VerifyError::Outputs(error)) => Outcome::Failed(error.to_string()),
+        Err(VerifyError::Backend(Attempt::Plan(failure))) if failure.is_coverage() => Outcome::NotCovered,
+        Err(error) => Outcome::Failed(error.to_string()),
     }
 }
 
@@ -214,6 +152,7 @@ fn outcome<E: std::error::Error>(verified: Result<Verdict, VerifyError<ComputeEr
 mod tests {
     use arch::Sm;
     use emulator::{Device, Options};
+    use kernels::Stratum;
 
     use super::*;
 
@@ -228,38 +167,28 @@ mod tests {
         }
     }
 
-    #[test]
-    fn random_problems_come_again_and_differ() {
-        let random = |number| random(Dtype::F16, 7, number, &Stratum::V2.coverage()).unwrap();
-        let one = random(3);
-        assert_eq!(one.problem, random(3).problem);
-        let others: Vec<_> = (0..8).map(|n| random(n).problem.to_string()).collect();
-        assert!(others.iter().collect::<std::collections::HashSet<_>>().len() >= 7, "{others:?}");
-        assert!((0..8).any(|n| !random(n).inputs.features().is_empty()));
-        assert!((0..8).all(|n| random(n).features().iter().all(|f| Stratum::V2.coverage().features.contains(f))));
-    }
-
-    #[test]
-    fn random_problems_go_as_far_as_the_stratum() {
-        let covered = Stratum::V2Tc.coverage().features;
-        let drawn: Vec<_> =
-            (0..60).flat_map(|n| random(Dtype::F16, 7, n, &Stratum::V2Tc.coverage()).unwrap().features()).collect();
-        assert!(covered.iter().all(|feature| drawn.contains(feature)), "{drawn:?}");
+    fn planner(stratum: Option<Stratum>) -> Planner {
+        let planner = Planner::new(arch::Gpu::find("RTX 2070").unwrap().into());
+        stratum.into_iter().fold(planner, Planner::stratum)
     }
 
     #[test]
     fn a_stratum_passes_a_case_and_skips_what_it_does_not_cover() {
         let mut emulator = || Ok(Device::new(Options::new(Sm::Sm75)));
-        let causal = verify(Stratum::V2, None, CaseId::Contract(3), Dtype::F32, 1, &mut emulator).unwrap();
-        assert!(causal.iter().all(|one| one.outcome == Outcome::Passed), "{causal:?}");
-        let packed = verify(Stratum::V2, None, CaseId::Contract(2), Dtype::F32, 1, &mut emulator).unwrap();
+        for stratum in [Some(Stratum::V2), None] {
+            let causal = verify(&planner(stratum), CaseId::Contract(3), Dtype::F32, 1, &mut emulator).unwrap();
+            assert!(causal.iter().all(|one| one.outcome == Outcome::Passed), "{causal:?}");
+        }
+        let v3 = verify(&planner(Some(Stratum::V3)), CaseId::Contract(3), Dtype::F16, 1, &mut emulator).unwrap();
+        assert!(v3.iter().all(|one| one.outcome == Outcome::NotCovered), "{v3:?}");
+        let packed = verify(&planner(Some(Stratum::V2)), CaseId::Contract(2), Dtype::F32, 1, &mut emulator).unwrap();
         assert!(packed.iter().all(|one| one.outcome == Outcome::NotCovered));
     }
 
     #[test]
     fn a_failing_backend_is_a_failed_call() {
         let mut emulator = || Ok(Device::new(Options { budget_per_cta: 100, ..Options::new(Sm::Sm75) }));
-        let checked = verify(Stratum::V2, None, CaseId::Contract(6), Dtype::F32, 1, &mut emulator).unwrap();
+        let checked = verify(&planner(Some(Stratum::V2)), CaseId::Contract(6), Dtype::F32, 1, &mut emulator).unwrap();
         let Outcome::Failed(why) = &checked[0].outcome else { panic!("{checked:?}") };
         assert!(why.contains("taken for hung"), "{why}");
     }

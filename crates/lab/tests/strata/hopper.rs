@@ -2,8 +2,10 @@
 
 use arch::Sm;
 use emulator::{Device, Options, Policy};
+use flashstrata::Planner;
+use flashstrata::compute::compute;
 use kernels::{Dtype, Inputs, Layout, Mask, Problem, ProblemSpec, Stratum, Tiles, check, plain, reference};
-use lab::{CaseId, Outcome, compute, verify};
+use lab::{CaseId, Outcome, verify};
 
 /// So few multiprocessors that a CTA takes several tiles.
 const FEW: u32 = 2;
@@ -17,12 +19,13 @@ fn device(policy: Policy, multiprocessors: u32) -> Device<'static> {
 
 #[test]
 fn v3_passes_the_cases() {
+    let planner = Planner::new(arch::Gpu::find("H100").unwrap().into()).stratum(Stratum::V3);
     for (index, policy) in POLICIES.into_iter().enumerate() {
         let dtype = [Dtype::F16, Dtype::Bf16][index % 2];
         let mut passed = Vec::new();
         for case in CaseId::all(6) {
             let seed = index as u64;
-            for checked in verify(Stratum::V3, None, case, dtype, seed, &mut || Ok(device(policy, FEW))).unwrap() {
+            for checked in verify(&planner, case, dtype, seed, &mut || Ok(device(policy, FEW))).unwrap() {
                 match checked.outcome {
                     Outcome::Passed => passed.push(checked.case.to_string()),
                     Outcome::NotCovered => {}
