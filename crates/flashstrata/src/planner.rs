@@ -251,6 +251,13 @@ pub struct Part {
     pub zeroed: bool,
 }
 
+impl Part {
+    /// Where it ends. (Parts of a size that no memory has end together.)
+    fn end(&self) -> u64 {
+        self.offset.saturating_add(self.bytes)
+    }
+}
+
 /// What a launch takes of a multiprocessor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Footprint {
@@ -278,14 +285,12 @@ impl Plan {
 
     /// Bytes of device memory that a call needs beside its tensors.
     pub fn workspace_bytes(&self) -> u64 {
-        let end = |part: &Part| part.offset + part.bytes;
-        self.workspace_parts().iter().map(end).max().unwrap_or(0)
+        self.workspace_parts().iter().map(Part::end).max().unwrap_or(0)
     }
 
     /// The bytes at the workspace's beginning that must be zero when a call begins, and are so again when it has ended.
     pub fn zeroed_bytes(&self) -> u64 {
-        let zeroed = self.workspace_parts().into_iter().filter(|part| part.zeroed);
-        zeroed.map(|part| part.offset + part.bytes).max().unwrap_or(0)
+        self.workspace_parts().iter().filter(|part| part.zeroed).map(Part::end).max().unwrap_or(0)
     }
 
     /// How the workspace is divided, in the order of the kernels' own; each part begins at a multiple of
@@ -297,7 +302,7 @@ impl Plan {
         for zeroed in [true, false] {
             for part in parts.iter_mut().filter(|part| part.zeroed == zeroed) {
                 part.offset = next;
-                next = (next + part.bytes).next_multiple_of(WORKSPACE_ALIGNMENT);
+                next = part.end().checked_next_multiple_of(WORKSPACE_ALIGNMENT).unwrap_or(u64::MAX);
             }
         }
         parts
