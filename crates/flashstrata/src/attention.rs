@@ -157,9 +157,12 @@ impl<'a> Operands<'a> {
 }
 
 /// A call of which everything was checked.
-pub(crate) enum Ready<'p> {
-    Cuda { launches: Vec<cuda::Prepared>, zero: Option<(u64, u64)> },
-    Emulator { launches: Vec<Launch<'p>>, zero: Option<(u64, u64)> },
+pub(crate) struct Ready<'p> {
+    launches: Vec<Launch<'p>>,
+    /// The same for the driver; none on the emulator.
+    prepared: Vec<cuda::Prepared>,
+    /// What of the caller's workspace must be zero.
+    zero: Option<(u64, u64)>,
 }
 
 /// Checks a call and makes its launches; nothing is started.
@@ -196,35 +199,35 @@ pub(crate) fn ready<'p>(
         workspaces,
     };
     let launches = plan.kernels.launches(&buffers, inner.backing.multiprocessors())?;
-    match &inner.backing {
+    let prepared = match &inner.backing {
         Backing::Cuda(stream) => {
             let prepare = |(function, launch)| stream.prepare_compiled(cuda::Function::clone(function), launch);
-            let launches = attention.functions.iter().zip(&launches).map(prepare).collect::<Result<_, _>>()?;
-            Ok(Ready::Cuda { launches, zero })
+            attention.functions.iter().zip(&launches).map(prepare).collect::<Result<_, _>>()?
         }
-        Backing::Emulator(_) => Ok(Ready::Emulator { launches, zero }),
-    }
+        Backing::Emulator(_) => Vec::new(),
+    };
+    Ok(Ready { launches, prepared, zero })
 }
 
 /// Starts a call.
 pub(crate) fn start(inner: &mut Inner, ready: &Ready<'_>) -> Result<(), Error> {
-    match (&mut inner.backing, ready) {
-        (Backing::Cuda(stream), Ready::Cuda { launches, zero }) => {
+    let Ready { launches, prepared, zero } = ready;
+    match &mut inner.backing {
+        Backing::Cuda(stream) => {
             if let Some((address, bytes)) = *zero {
                 // SAFETY: the workspace is the caller's for this call and at least so long: `Operands::check`.
                 unsafe { stream.fill_unchecked(address, bytes, 0)? };
             }
-            Ok(launches.iter().try_for_each(|launch| stream.enqueue(launch))?)
+            prepared.iter().try_for_each(|launch| stream.enqueue(launch))?;
         }
-        (Backing::Emulator(device), Ready::Emulator { launches, zero }) => {
+        Backing::Emulator(device) => {
             if let Some((address, bytes)) = *zero {
                 device.write(address, &vec![0; bytes as usize])?;
             }
-            Ok(launches.iter().try_for_each(|launch| device.launch(launch).map(|_| ()))?)
+            launches.iter().try_for_each(|launch| device.launch(launch).map(|_| ()))?;
         }
-        // A call that was made ready on a stream is started there.
-        _ => Err(Error::NoRawStream),
     }
+    Ok(())
 }
 
 pub(crate) fn enqueue(stream: &Stream, attention: &Attention, operands: Operands<'_>) -> Result<(), Error> {

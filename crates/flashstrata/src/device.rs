@@ -167,7 +167,7 @@ impl Device {
             Kind::Cuda(context) => {
                 Ok(Stream::new(self.clone(), Backing::Cuda(unsafe { cuda::Stream::borrow(context, raw) })))
             }
-            Kind::Emulated(_) => Err(Error::NoRawStream),
+            Kind::Emulated(_) => Err(Error::Emulated { what: "a CUstream to borrow" }),
         }
     }
 

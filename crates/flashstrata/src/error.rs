@@ -118,9 +118,12 @@ pub enum Error {
         /// The device.
         device: String,
     },
-    /// The emulator has no streams of the driver.
-    #[error("the device is the emulator: only a GPU has a CUstream to borrow")]
-    NoRawStream,
+    /// Something that only a GPU has.
+    #[error("the device is the emulator: only a GPU has {what}")]
+    Emulated {
+        /// What was asked for.
+        what: &'static str,
+    },
     /// The GPU refused or failed.
     #[error(transparent)]
     Cuda(#[from] cuda::Error),

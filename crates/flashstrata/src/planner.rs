@@ -24,8 +24,8 @@ pub const WORKSPACE_ALIGNMENT: u64 = 256;
 /// let problem = Problem::builder(1, 8, 2048, 64).causal().build()?;
 /// let planner = Planner::new(Hardware::from(flashstrata::Gpu::find("T4")?));
 /// let plan = planner.plan(&problem, &Layout::contiguous(&problem))?;
-/// assert_eq!(plan.stratum(), Stratum::V2Kt);
-/// assert_eq!(plan.workspace_bytes(), 8 * 2048 * 64 * 4);          // the transposed keys
+/// assert_eq!(plan.stratum(), Stratum::V2Tc);
+/// assert_eq!(plan.workspace_bytes(), 0);
 /// assert_eq!(plan.passed_over[0].stratum, Stratum::V3);            // and why
 /// assert_eq!(plan.passed_over[0].why.to_string(), "target is sm_75: v3 needs sm_90 or later");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -35,13 +35,14 @@ pub struct Planner {
     hardware: Hardware,
     stratum: Option<Stratum>,
     tiles: Option<Tiles>,
+    splits: Option<u32>,
     tuned: Option<Table>,
 }
 
 impl Planner {
     /// For a GPU, without a wish.
     pub fn new(hardware: Hardware) -> Planner {
-        Planner { hardware, stratum: None, tiles: None, tuned: None }
+        Planner { hardware, stratum: None, tiles: None, splits: None, tuned: None }
     }
 
     /// Of this generation alone.
@@ -52,6 +53,12 @@ impl Planner {
     /// On these tiles; of generations that have none such, none is taken.
     pub fn tiles(self, tiles: Tiles) -> Planner {
         Planner { tiles: Some(tiles), ..self }
+    }
+
+    /// With the keys of each tile of queries split among so many CTAs, of the generations that can; by default as many as fill
+    /// the GPU.
+    pub fn splits(self, splits: u32) -> Planner {
+        Planner { splits: Some(splits), ..self }
     }
 
     /// With what was measured: see [`Table::load`]. Where the table says nothing of a problem, as without it.
@@ -84,7 +91,11 @@ impl Planner {
     pub fn plan(&self, problem: &Problem, layout: &Layout) -> Result<Plan, PlanFailure> {
         layout::check(problem, layout)?;
         let mut passed_over = Vec::new();
-        let of = |stratum, tiles| kernels::plan(stratum, problem, Target::best(self.hardware.sm), layout, tiles);
+        let of = |stratum, tiles| {
+            let multiprocessors = Some(self.hardware.multiprocessors);
+            let options = kernels::Options { tiles, multiprocessors, splits: self.splits, ..kernels::Options::default() };
+            kernels::plan_with(stratum, problem, Target::best(self.hardware.sm), layout, &options)
+        };
         let done = |kernels, chosen_by, passed_over| {
             let (problem, layout, hardware) = (problem.clone(), *layout, self.hardware.clone());
             Ok(Plan { kernels, problem, layout, hardware, chosen_by, passed_over })
@@ -106,6 +117,9 @@ impl Planner {
         let chosen_by = if self.tiles.is_some() { ChosenBy::Caller } else { ChosenBy::Default };
         for stratum in self.candidates() {
             let why = match of(stratum, self.tiles) {
+                Ok(_) if stratum == Stratum::V3 && self.stratum.is_none() && of(Stratum::V2Tc, None).is_ok_and(fills) => {
+                    Why::FewQueries { queries: problem.seqlen_q }
+                }
                 Ok(kernels) => match self.not_worth_it(stratum, problem, kernels.config.tiles) {
                     None => return done(kernels, chosen_by, passed_over),
                     Some(why) => why,
@@ -132,6 +146,11 @@ impl Planner {
     }
 }
 
+/// Whether a plan makes up for few queries: by splitting keys, or by letting heads share tiles.
+fn fills(plan: kernels::Plan) -> bool {
+    plan.config.split || plan.config.grouped
+}
+
 /// A generation that was not chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PassedOver {
@@ -147,6 +166,12 @@ pub enum Why {
     /// It does not compute the problem on this GPU.
     #[error(transparent)]
     Refused(#[from] PlanError),
+    /// There are too few queries for its tiles.
+    #[error("seqlen_q is {queries}: v2_tc splits the keys among CTAs or lets query heads share tiles, which fills the GPU better")]
+    FewQueries {
+        /// Queries.
+        queries: usize,
+    },
     /// Transposing the keys does not pay.
     #[error("seqlen_q is {queries}: transposing the keys pays for more than one tile of {block_q} queries")]
     TooFewQueries {
@@ -251,6 +276,13 @@ pub struct Part {
     pub zeroed: bool,
 }
 
+impl Part {
+    /// Where it ends. (Parts of a size that no memory has end together.)
+    fn end(&self) -> u64 {
+        self.offset.saturating_add(self.bytes)
+    }
+}
+
 /// What a launch takes of a multiprocessor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Footprint {
@@ -278,14 +310,12 @@ impl Plan {
 
     /// Bytes of device memory that a call needs beside its tensors.
     pub fn workspace_bytes(&self) -> u64 {
-        let end = |part: &Part| part.offset + part.bytes;
-        self.workspace_parts().iter().map(end).max().unwrap_or(0)
+        self.workspace_parts().iter().map(Part::end).max().unwrap_or(0)
     }
 
     /// The bytes at the workspace's beginning that must be zero when a call begins, and are so again when it has ended.
     pub fn zeroed_bytes(&self) -> u64 {
-        let zeroed = self.workspace_parts().into_iter().filter(|part| part.zeroed);
-        zeroed.map(|part| part.offset + part.bytes).max().unwrap_or(0)
+        self.workspace_parts().iter().filter(|part| part.zeroed).map(Part::end).max().unwrap_or(0)
     }
 
     /// How the workspace is divided, in the order of the kernels' own; each part begins at a multiple of
@@ -297,7 +327,7 @@ impl Plan {
         for zeroed in [true, false] {
             for part in parts.iter_mut().filter(|part| part.zeroed == zeroed) {
                 part.offset = next;
-                next = (next + part.bytes).next_multiple_of(WORKSPACE_ALIGNMENT);
+                next = part.end().checked_next_multiple_of(WORKSPACE_ALIGNMENT).unwrap_or(u64::MAX);
             }
         }
         parts

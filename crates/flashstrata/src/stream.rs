@@ -443,9 +443,9 @@ impl DeviceSlice<'_> {
     }
 
     /// The part from `offset` bytes on; `None` when that is past its end.
-    pub fn from(self, offset: u64) -> Option<Self> {
+    pub fn offset(self, offset: u64) -> Option<Self> {
         let bytes = self.bytes.checked_sub(offset)?;
-        Some(Self { address: self.address + offset, bytes, ..self })
+        Some(Self { address: self.address.checked_add(offset)?, bytes, ..self })
     }
 }
 
@@ -473,8 +473,8 @@ impl DeviceSliceMut<'_> {
     }
 
     /// The part from `offset` bytes on; `None` when that is past its end.
-    pub fn from(self, offset: u64) -> Option<Self> {
-        Some(Self { slice: self.slice.from(offset)?, ..self })
+    pub fn offset(self, offset: u64) -> Option<Self> {
+        Some(Self { slice: self.slice.offset(offset)?, ..self })
     }
 }
 

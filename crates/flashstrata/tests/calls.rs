@@ -202,7 +202,7 @@ fn bad_input_is_named_and_nothing_is_written() {
     let operands = Operands::new(&dq, &dk, &dk, &mut dout, &mut dlse).workspace(&mut small);
     say("workspace too small", stream.enqueue(&attention, operands).unwrap_err());
     let wide = stream.upload(&vec![0u8; 4 * k.len() + 64]).unwrap();
-    let off = |bytes| wide.slice().from(bytes).unwrap();
+    let off = |bytes| wide.slice().offset(bytes).unwrap();
     let operands = Operands::new(&dq, off(4), &dk, &mut dout, &mut dlse);
     say("k where the plan's kernels cannot read it", stream.enqueue(&attention, operands).unwrap_err());
     let operands = Operands::new(&dq, off(3), &dk, &mut dout, &mut dlse);

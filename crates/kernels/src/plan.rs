@@ -656,6 +656,7 @@ pub fn plan_with(
         launches,
         workspaces,
         alignment: match stratum {
+            // What the copy engine needs, whatever the output's rows are accessed by.
             Stratum::V3 if !config.by_threads => 16,
             Stratum::V2Tc | Stratum::V3 => (u64::from(config.vector) * problem.dtype.bytes() as u64).max(config.piece.into()),
             _ => u64::from(config.vector) * problem.dtype.bytes() as u64,
@@ -997,7 +998,9 @@ impl Planner<'_> {
             let (seqlen, batches) = (seqlen.max(1) as u64, problem.batch as u64);
             (vec![dim, seqlen, heads, batches], vec![row, head, batch], vec![hopper::SLAB, rows, 1, 1])
         };
-        let mut map = TensorMap::dense(problem.dtype.element(), self.layout.alignment, &sizes, &strides, &boxes);
+        // The address comes with the call; one that is aligned as all are said to be stands for it.
+        let address = self.layout.alignment;
+        let mut map = TensorMap::dense(problem.dtype.element(), address, &sizes, &strides, &boxes);
         map.swizzle = Swizzle::Bytes128;
         map.l2_promotion = L2Promotion::Bytes256;
         map.validate().map_err(|error| PlanError::TensorMap { argument, error })?;
@@ -1243,6 +1246,24 @@ mod tests {
         assert_eq!(error, "k is at address 0x1004: the plan was made for addresses that are multiples of 16");
         let error = plan.launches(&buffers(4096, vec![]), None).unwrap_err().to_string();
         assert_eq!(error, "0 workspaces are given: the plan has 1");
+    }
+
+    #[test]
+    fn the_copy_engine_refuses_tensors_it_cannot_address() {
+        let problem = ProblemSpec::new(1, 2, 64, 33).dtype(Dtype::F16).head_dim_v(64).build().unwrap();
+        let target = Target::best(Sm::Sm90);
+        let contiguous = Layout::contiguous(&problem);
+        let refused = |layout: Layout| plan(Stratum::V3, &problem, target, &layout, None).unwrap_err().to_string();
+        // Rows of 33 elements, and tensors of even rows at addresses in between.
+        assert!(refused(contiguous).starts_with("q: tensor map: strides[0] is 132"), "{}", refused(contiguous));
+        let even = Strides { batch: 64 * 80, seq: 80, head: 40 };
+        let padded = Layout { q: even, k: even, ..contiguous };
+        assert!(plan(Stratum::V3, &problem, target, &padded, None).is_ok());
+        assert!(refused(Layout { alignment: 8, ..padded }).starts_with("q: tensor map: address is 0x8"));
+        let plan = plan(Stratum::V3, &problem, target, &padded, None).unwrap();
+        let buffers = Buffers { q: 8, ..Default::default() };
+        let error = plan.launches(&buffers, None).unwrap_err().to_string();
+        assert_eq!(error, "q is at address 0x8: the plan was made for addresses that are multiples of 16");
     }
 
     #[test]

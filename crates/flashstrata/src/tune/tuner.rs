@@ -67,6 +67,9 @@ pub enum TuneError<E> {
         /// The GPU that was planned for.
         gpu: String,
     },
+    /// [`Candidates::kept`] is empty.
+    #[error("there is no candidate: at least what is taken by default must be timed")]
+    NoCandidate,
     /// What is taken by default does not run.
     #[error("{candidate} does not run: {source}")]
     Default {
@@ -124,7 +127,7 @@ pub fn tune<T: Timer>(
     watch: Watch<'_>,
 ) -> Result<Tuned, TuneError<T::Error>> {
     let kept = &candidates.kept;
-    let Some(default) = kept.first() else { return Err(TuneError::NoDriver { gpu: "a GPU".into() }) };
+    let Some(default) = kept.first() else { return Err(TuneError::NoCandidate) };
     let hardware = &default.plan.hardware;
     let key = Key::new(hardware, &default.plan.problem);
     let Some(key) = key else { return Err(TuneError::NoDriver { gpu: hardware.name.clone() }) };
