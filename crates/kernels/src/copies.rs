@@ -38,15 +38,26 @@ struct Lanes {
 /// Chunks that were loaded into registers, and where they go. None when they go there by themselves.
 #[derive(Debug, Default)]
 #[must_use]
-pub struct Fetched(Vec<(Pointer<Shared>, [Reg<B32>; 4])>);
+pub struct Fetched(Vec<Chunk>);
+
+#[derive(Debug)]
+struct Chunk {
+    to: Pointer<Shared>,
+    words: [Reg<B32>; 4],
+    /// Whether the thread has a chunk; always where nothing is said.
+    there: Option<Reg<Pred>>,
+}
 
 impl Fetched {
     /// Puts what was loaded into shared memory.
     #[track_caller]
     pub fn put(self, k: &mut KernelBuilder) {
         k.at(Location::caller(), |k| {
-            for (to, words) in self.0 {
-                k.st_vec(to, &words);
+            for Chunk { to, words, there } in self.0 {
+                match there {
+                    None => k.st_vec(to, &words),
+                    Some(there) => k.when(there, |k| k.st_vec(to, &words)),
+                }
             }
         });
     }
@@ -100,20 +111,19 @@ impl Copies {
                 let to = k.add(lanes.to, to);
                 let offsets = (0..self.tile.rows).step_by(lanes.row_step as usize);
                 for offset in offsets.collect::<Vec<_>>().into_iter().rev() {
-                    let mut condition = condition;
-                    if offset + lanes.row_step > self.tile.rows {
-                        // More threads than rows.
-                        let within = k.setp(Compare::Lt, lanes.row, self.tile.rows - offset);
-                        condition = Some(match condition {
-                            None => within.into(),
-                            Some(condition) => k.and_p(condition, within).into(),
-                        });
-                    }
+                    // There may be more threads than rows.
+                    let within = (offset + lanes.row_step > self.tile.rows)
+                        .then(|| k.setp(Compare::Lt, lanes.row, self.tile.rows - offset));
+                    let condition = match (condition, within) {
+                        (Some(condition), Some(within)) => Some(k.and_p(condition, within).into()),
+                        (condition, within) => condition.or(within.map(Condition::from)),
+                    };
                     let (from, there) = row(k, index, offset);
                     for slab in &slabs {
                         let to = Pointer::at(to).offset((slab.offset + offset * slab.width).into());
                         let from = Pointer::at(from).offset(slab.first.into());
-                        fetched.extend(self.chunk(k, lanes, slab, (to, from), condition, there));
+                        let words = self.chunk(k, lanes, slab, (to, from), condition, there);
+                        fetched.extend(words.map(|words| Chunk { to, words, there: within }));
                     }
                 }
             }
@@ -121,7 +131,7 @@ impl Copies {
         })
     }
 
-    /// Begins to bring one chunk.
+    /// Begins to bring one chunk; its words, where they do not go by themselves.
     fn chunk(
         &self,
         k: &mut KernelBuilder,
@@ -130,7 +140,7 @@ impl Copies {
         (to, from): (Pointer<Shared>, Pointer<Global>),
         condition: Option<Condition>,
         there: Option<Reg<Pred>>,
-    ) -> Option<(Pointer<Shared>, [Reg<B32>; 4])> {
+    ) -> Option<[Reg<B32>; 4]> {
         let asynchronous = self.is_asynchronous(k);
         let mut words = Vec::new();
         let mut halves: Vec<Reg<B16>> = Vec::new();
@@ -179,8 +189,7 @@ impl Copies {
             }
         }
         words.extend(halves.chunks_exact(2).map(|pair| k.pack(pair[0], pair[1])).collect::<Vec<_>>());
-        let words = <[Reg<B32>; 4]>::try_from(words).ok()?;
-        Some((to, words))
+        words.try_into().ok()
     }
 }
 
