@@ -120,7 +120,7 @@ def _forward(
         batch = cu_seqlens_q.numel() - 1
         where = (cu_seqlens_q.data_ptr(), cu_seqlens_k.data_ptr(), batch, int(max_seqlen_q), int(max_seqlen_k))
     _device(device.index).forward(
-        torch.cuda.current_stream(device).cuda_stream,
+        torch._C._cuda_getCurrentRawStream(device.index),
         _dtypes()[q.dtype],
         _memory(q),
         _memory(k),
