@@ -11,15 +11,16 @@ otherwise, nothing waits for the GPU, and work goes to torch's current stream.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Optional, Tuple, Union
+from typing import Optional, Tuple, Union
+
+import torch
+from torch import Tensor
 
 from flashstrata._flashstrata import Device
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+Result = Union[Tensor, Tuple[Tensor, Tensor, Optional[Tensor]]]
 
-Result = Union["Tensor", Tuple["Tensor", "Tensor", Optional["Tensor"]]]
+_DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
 @functools.lru_cache(maxsize=None)
@@ -27,24 +28,10 @@ def _device(index: int) -> Device:
     return Device(index)
 
 
-@functools.lru_cache(maxsize=None)
-def _torch() -> Any:
-    import torch
-
-    return torch
-
-
-@functools.lru_cache(maxsize=None)
-def _dtypes() -> dict[Any, str]:
-    torch = _torch()
-    return {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
-
-
 def _refuse(dropout_p: float, q: Tensor, k: Tensor, v: Tensor) -> None:
     """What is not there yet, and what cannot be."""
     if dropout_p != 0.0:
         raise NotImplementedError(f"dropout_p is {dropout_p}: dropout is not supported yet, it must be 0.0")
-    torch = _torch()
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise NotImplementedError("q, k or v requires grad: there is no backward pass yet; call under torch.no_grad()")
     for name, tensor in (("k", k), ("v", v)):
@@ -54,7 +41,7 @@ def _refuse(dropout_p: float, q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"{name} is {tensor.dtype}: q is {q.dtype}, all must have one dtype")
     if q.device.type != "cuda":
         raise ValueError(f"q is on {q.device}: it must be on a CUDA device")
-    if q.dtype not in _dtypes():
+    if q.dtype not in _DTYPES:
         raise ValueError(f"q is {q.dtype}: it must be float16, bfloat16 or float32")
 
 
@@ -69,7 +56,6 @@ def _memory(tensor: Tensor) -> tuple[int, Any, Any]:
 def _slopes(alibi_slopes: Optional[Tensor], q: Tensor) -> Optional[tuple[int, int]]:
     if alibi_slopes is None:
         return None
-    torch = _torch()
     if alibi_slopes.dtype != torch.float32 or alibi_slopes.device != q.device or not alibi_slopes.is_contiguous():
         raise ValueError(
             f"alibi_slopes is {alibi_slopes.dtype} on {alibi_slopes.device} with strides {alibi_slopes.stride()}: "
@@ -96,11 +82,14 @@ def _forward(
     stratum: Optional[str] = None,
 ) -> tuple[Tensor, Tensor]:
     """Starts the kernels; ``packed`` is ``(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)``."""
-    torch = _torch()
     q, k, v = _last_contiguous(q), _last_contiguous(k), _last_contiguous(v)
     device = q.device
     shape = q.shape
-    out = torch.empty((*shape[:-1], v.shape[-1]), dtype=q.dtype, device=device)
+    # The cheaper call where it makes the same tensor.
+    if shape[-1] == v.shape[-1] and q.is_contiguous():
+        out = torch.empty_like(q)
+    else:
+        out = q.new_empty((*shape[:-1], v.shape[-1]))
     if packed is None:
         lse = torch.empty((shape[0], shape[2], shape[1]), dtype=torch.float32, device=device)
         where = None
@@ -121,7 +110,7 @@ def _forward(
         where = (cu_seqlens_q.data_ptr(), cu_seqlens_k.data_ptr(), batch, int(max_seqlen_q), int(max_seqlen_k))
     _device(device.index).forward(
         torch._C._cuda_getCurrentRawStream(device.index),
-        _dtypes()[q.dtype],
+        _DTYPES[q.dtype],
         _memory(q),
         _memory(k),
         _memory(v),
@@ -138,63 +127,56 @@ def _forward(
     return out, lse
 
 
-@functools.lru_cache(maxsize=None)
-def _ops() -> tuple[Any, Any]:
-    """The same as operators of torch's, which compiled graphs and fake tensors go through."""
-    torch = _torch()
+# The same as operators of torch's, which compiled graphs and fake tensors go through.
 
-    @torch.library.custom_op("flashstrata::forward", mutates_args=())
-    def forward(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        softmax_scale: Optional[float],
-        left: int,
-        right: int,
-        softcap: float,
-        alibi_slopes: Optional[torch.Tensor],
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
-        return _forward(q, k, v, softmax_scale, left, right, softcap, alibi_slopes, None)
 
-    @forward.register_fake
-    def _(q, k, v, softmax_scale, left, right, softcap, alibi_slopes):
-        batch, seqlen_q, heads, _ = q.shape
-        return (
-            q.new_empty((batch, seqlen_q, heads, v.shape[-1])),
-            q.new_empty((batch, heads, seqlen_q), dtype=torch.float32),
-        )
+@torch.library.custom_op("flashstrata::forward", mutates_args=())
+def _forward_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: Optional[float],
+    left: int,
+    right: int,
+    softcap: float,
+    alibi_slopes: Optional[Tensor],
+) -> Tuple[Tensor, Tensor]:
+    return _forward(q, k, v, softmax_scale, left, right, softcap, alibi_slopes, None)
 
-    @torch.library.custom_op("flashstrata::varlen_forward", mutates_args=())
-    def varlen_forward(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        cu_seqlens_k: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        softmax_scale: Optional[float],
-        left: int,
-        right: int,
-        softcap: float,
-        alibi_slopes: Optional[torch.Tensor],
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
-        packed = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return _forward(q, k, v, softmax_scale, left, right, softcap, alibi_slopes, packed)
 
-    @varlen_forward.register_fake
-    def _(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, left, right, softcap, alibi_slopes):
-        total, heads, _ = q.shape
-        return (
-            q.new_empty((total, heads, v.shape[-1])),
-            q.new_empty((heads, total), dtype=torch.float32),
-        )
+@_forward_op.register_fake
+def _(q, k, v, softmax_scale, left, right, softcap, alibi_slopes):
+    batch, seqlen_q, heads, _ = q.shape
+    lse = q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
+    return q.new_empty((batch, seqlen_q, heads, v.shape[-1])), lse
 
-    return forward, varlen_forward
+
+@torch.library.custom_op("flashstrata::varlen_forward", mutates_args=())
+def _varlen_forward_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: Optional[float],
+    left: int,
+    right: int,
+    softcap: float,
+    alibi_slopes: Optional[Tensor],
+) -> Tuple[Tensor, Tensor]:
+    packed = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return _forward(q, k, v, softmax_scale, left, right, softcap, alibi_slopes, packed)
+
+
+@_varlen_forward_op.register_fake
+def _(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, left, right, softcap, alibi_slopes):
+    total, heads, _ = q.shape
+    return q.new_empty((total, heads, v.shape[-1])), q.new_empty((heads, total), dtype=torch.float32)
 
 
 def _is_traced(q: Tensor) -> bool:
-    torch = _torch()
     return torch.compiler.is_compiling() or type(q) is not torch.Tensor and type(q) is not torch.nn.Parameter
 
 
@@ -224,7 +206,7 @@ def flash_attn_func(
     _refuse(dropout_p, q, k, v)
     left, right = _window(causal, window_size)
     if _is_traced(q):
-        out, lse = _ops()[0](q, k, v, softmax_scale, left, right, softcap, alibi_slopes)
+        out, lse = _forward_op(q, k, v, softmax_scale, left, right, softcap, alibi_slopes)
     else:
         out, lse = _forward(q, k, v, softmax_scale, left, right, softcap, alibi_slopes, None)
     return _result(out, lse, return_attn_probs)
@@ -291,7 +273,7 @@ def flash_attn_varlen_func(
     _refuse(dropout_p, q, k, v)
     left, right = _window(causal, window_size)
     if _is_traced(q):
-        out, lse = _ops()[1](
+        out, lse = _varlen_forward_op(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, left, right, softcap, alibi_slopes
         )
     else:
