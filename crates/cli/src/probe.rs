@@ -135,7 +135,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<(), Failure> {
     if let Some(more) = &arguments.mutate {
         return mutate(settings, more);
     }
-    let progress = Progress::new();
+    let progress = Progress::new("CTAs");
     progress.begin("probe");
     let show = |done, of| progress.show(done, of);
     // What a probe has to tell it tells at its end.
@@ -162,7 +162,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<(), Failure> {
 /// Mutates the kernel of the settings, and those of more launch files.
 fn mutate(settings: Settings, more: &[PathBuf]) -> Result<(), Failure> {
     let more = more.iter().map(|path| Settings::read(path)).collect::<Result<Vec<_>, _>>()?;
-    let progress = Progress::new();
+    let progress = Progress::new("CTAs");
     let mut all = Vec::new();
     NOTHING_FINISHED.store(true, Ordering::Relaxed);
     for settings in std::iter::once(settings).chain(more) {

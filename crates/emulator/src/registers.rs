@@ -48,7 +48,7 @@ mod tests {
         let text = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k(.param .u64 to)\n{\n.reg .b64 %rd<2>;\n\
                     .reg .b32 %r<3>;\nld.param.u64 %rd0, [to];\nmov.u32 %r0, %tid.x;\nmov.u32 %r1, %ctaid.x;\n\
                     add.u32 %r2, %r0, %r1;\nst.global.u32 [%rd0], %r2;\nret;\n}\n";
-        let kernel = text.parse::<Kernel>();
-        assert_eq!(live_registers(&kernel.unwrap()).unwrap(), 4);
+        let kernels = ptx::parse(text).unwrap();
+        assert_eq!(live_registers(&kernels[0]).unwrap(), 4);
     }
 }

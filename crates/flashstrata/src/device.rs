@@ -146,8 +146,9 @@ impl Device {
     pub fn stream(&self) -> Result<Stream, Error> {
         let backing = match &self.kind {
             Kind::Cuda(context) => Backing::Cuda(context.stream()?),
-            Kind::Emulated(emulation) => {
-                Backing::Emulator(emulator::Device::new(emulator::Options::new(emulation.gpu.sm)))
+            Kind::Emulated(Emulation { gpu, .. }) => {
+                let device = emulator::Device::new(emulator::Options::new(gpu.sm));
+                Backing::Emulator(emulator::Device { multiprocessors: Some(gpu.sm_count), ..device })
             }
         };
         Ok(Stream::new(self.clone(), backing))

@@ -95,6 +95,12 @@ impl Stratum {
         }
     }
 
+    /// Whether the target has what the stratum stands on.
+    pub fn runs_on(self, target: Target) -> bool {
+        let Coverage { min_sm, needs, .. } = self.coverage();
+        target.sm() >= min_sm && needs.is_none_or(|needs| target.supports(needs))
+    }
+
     /// The tile sizes it uses for a problem unless told otherwise.
     pub fn default_tiles(self, sm: Sm, problem: &Problem) -> Tiles {
         match self {

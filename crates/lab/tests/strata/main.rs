@@ -2,6 +2,7 @@
 
 mod contract;
 mod counters;
+mod hopper;
 
 use arch::Sm;
 use kernels::{Inputs, Problem, Stratum, Tiles};
