@@ -246,6 +246,9 @@ impl PyDevice {
                     let bytes = 4 * (batch as u64 + 1);
                     operands = operands.cu_seqlens(slice(cu_seqlens_q, bytes), slice(cu_seqlens_k, bytes));
                 }
+                if let Some((address, count)) = slopes {
+                    operands = operands.alibi_slopes(slice(address, 4 * count as u64));
+                }
                 operands
             };
             let mut streams = locked(&self.streams);
