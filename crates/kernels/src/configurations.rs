@@ -1,10 +1,10 @@
 //! The named set of kernels that is printed for every architecture and given to the assembler.
 
-use arch::Feature;
 use ptx::{KernelError, Target};
 
-use crate::config::{Config, Program, Tiles};
-use crate::{Dtype, naive, v1, v2, v2_kt, v2_tc};
+use crate::config::{Config, Program};
+use crate::plan::{LaunchPlan, Options, plan_with};
+use crate::{Dtype, Layout, PlanError, Problem, Stratum, naive, v1, v2, v2_kt};
 
 /// A function that writes a kernel.
 type Write = fn(&Config) -> Result<Program, KernelError>;
@@ -33,71 +33,72 @@ const VARIANTS: [(&str, Dtype, u32, u32, bool, u32, bool); 5] = [
     ("bf16_d33_dv40_causal_scalar", Dtype::Bf16, 33, 40, true, 1, true),
 ];
 
-/// The same of the generation on tensor cores: type, `head_dim`, `head_dim_v`, causal, bytes per copy, and whether all else that a kernel can
-/// do is in it: windows, packed batches, grouped heads, capped scores, ALiBi.
-const TENSOR_CORE_VARIANTS: [(&str, Dtype, u32, u32, bool, u32, bool); 7] = [
-    ("f16_d64", Dtype::F16, 64, 64, false, 16, false),
-    ("f16_d128", Dtype::F16, 128, 128, false, 16, false),
-    ("f16_d96_causal", Dtype::F16, 96, 96, true, 16, false),
-    ("f16_d128_everything", Dtype::F16, 128, 128, false, 16, true),
-    ("f16_d256", Dtype::F16, 256, 256, false, 16, false),
-    ("bf16_d128_causal", Dtype::Bf16, 128, 128, true, 16, false),
-    ("bf16_d33_dv40_causal_scalar", Dtype::Bf16, 33, 40, true, 2, false),
+/// For the strata on tensor cores: a name, and a problem.
+const ON_TENSOR_CORES: [(&str, &str); 6] = [
+    ("bf16_d64", "1x1x4096x64 bf16"),
+    ("bf16_d128", "1x1x4096x128 bf16"),
+    ("f16_d128_causal", "1x1x4096x128 f16 causal"),
+    ("bf16_d256_causal", "1x1x4096x256 bf16 causal"),
+    ("f16_d192_dv128_window", "1x1x4096x192/128 f16 window=512,0"),
+    ("bf16_d40_dv72_packed", "2x1x70x40/72 bf16 causal cu_seqlens_q=0,70,100 cu_seqlens_k=0,70,100"),
 ];
 
-/// A kernel for full self-attention without anything else.
-fn plain(target: Target, dtype: Dtype, head_dim: u32, head_dim_v: u32, tiles: Tiles) -> Config {
-    Config {
-        target,
-        dtype,
-        head_dim,
-        head_dim_v,
-        causal: false,
-        window: false,
-        varlen: false,
-        dynamic: false,
-        grouped: false,
-        softcap: false,
-        alibi: false,
-        tf32: false,
-        split: false,
-        vector: 1,
-        piece: 2,
-        tiles,
-    }
-}
+/// For [`Stratum::V2Tc`] besides: a name, a problem, and the CTAs that keys are split among.
+const OF_V2_TC: [(&str, &str, u32); 6] = [
+    ("f16_d96", "1x1x4096x96 f16", 1),
+    ("f16_d33_dv40_causal", "1x2x200x33/40 f16 causal", 1),
+    ("f16_d128_softcap_alibi", "1x1x4096x128 f16 softcap=30 alibi=0.5", 1),
+    ("bf16_d128_decode", "1x8/2x1/8192x128 bf16", 8),
+    ("f32_d64", "1x1x4096x64", 1),
+    ("f32_d128_causal", "1x1x4096x128 causal", 1),
+];
 
 /// The set: each kernel's name, `architecture/kernel/variant`, and the kernel.
 ///
 /// # Errors
 /// When a kernel cannot be written for an architecture it claims.
-pub fn configurations() -> Result<Vec<(String, Program)>, KernelError> {
+pub fn configurations() -> Result<Vec<(String, Program)>, PlanError> {
     let mut all = Vec::new();
     for target in TARGETS.iter().filter_map(|name| name.parse::<Target>().ok()) {
         for (variant, dtype, head_dim, head_dim_v, causal, vector, every) in VARIANTS {
             let tiles = crate::plan::square_tiles(target.sm(), head_dim as usize, head_dim_v as usize);
-            let config = Config { causal, vector, ..plain(target, dtype, head_dim, head_dim_v, tiles) };
+            let config = Config {
+                target,
+                dtype,
+                head_dim,
+                head_dim_v,
+                causal,
+                window: false,
+                varlen: false,
+                dynamic: false,
+                grouped: false,
+                softcap: false,
+                alibi: false,
+                tf32: false,
+                split: false,
+                vector,
+                piece: 2,
+                tiles,
+            };
             for (name, write) in KERNELS.iter().filter(|(name, _)| every || name.starts_with('v')) {
                 all.push((format!("{target}/{name}/{variant}"), write(&config)?));
             }
         }
-        for (variant, dtype, head_dim, head_dim_v, causal, piece, everything) in TENSOR_CORE_VARIANTS {
-            if dtype == Dtype::Bf16 && !target.supports(Feature::Bf16Mma) {
-                continue;
-            }
-            let tiles = v2_tc::tiles_of(target.sm(), head_dim.max(head_dim_v));
-            let config = Config {
-                causal,
-                window: everything,
-                varlen: everything,
-                grouped: everything,
-                softcap: everything,
-                alibi: everything,
-                vector: piece / dtype.bytes() as u32,
-                piece,
-                ..plain(target, dtype, head_dim, head_dim_v, tiles)
+        let shared = ON_TENSOR_CORES
+            .into_iter()
+            .flat_map(|(variant, problem)| [Stratum::V2Tc, Stratum::V3].map(|stratum| (stratum, variant, problem, 1)));
+        let own = OF_V2_TC.into_iter().map(|(variant, problem, splits)| (Stratum::V2Tc, variant, problem, splits));
+        for (stratum, variant, problem, splits) in shared.chain(own).filter(|(stratum, ..)| stratum.runs_on(target)) {
+            let Ok(problem) = problem.parse::<Problem>() else { continue };
+            let options = Options { splits: Some(splits), ..Options::default() };
+            let plan = match plan_with(stratum, &problem, target, &Layout::contiguous(&problem), &options) {
+                // A type that the architecture's tensor cores lack.
+                Err(PlanError::Lacks { .. }) => continue,
+                plan => plan?,
             };
-            all.push((format!("{target}/v2_tc/{variant}"), v2_tc::v2_tc(&config)?));
+            for LaunchPlan { kernel, shared, .. } in plan.launches {
+                all.push((format!("{target}/{}/{variant}", kernel.name), Program { kernel, shared }));
+            }
         }
     }
     Ok(all)

@@ -191,7 +191,11 @@ pub fn verify<B: Backend>(
         let covered = coverage.dtypes.contains(&dtype)
             && run.features().iter().all(|feature| coverage.features.contains(feature))
             && run.problem.head_dim.max(run.problem.head_dim_v) <= coverage.max_head_dim;
-        let outcome = if covered { outcome(run.verify(&mut compute_one)) } else { Outcome::NotCovered };
+        let outcome = match (covered, stratum.relative_error(dtype)) {
+            (false, _) => Outcome::NotCovered,
+            (true, None) => outcome(run.verify(&mut compute_one)),
+            (true, Some(share)) => outcome(run.verify_relative(&mut compute_one, share)),
+        };
         Checked { case, label: run.label.to_owned(), problem: run.problem, outcome }
     });
     Ok(checked.collect())
@@ -201,10 +205,11 @@ fn outcome<E: std::error::Error>(verified: Result<Verdict, VerifyError<ComputeEr
     match verified {
         Ok(Verdict { wrong: Some(wrong), .. }) => Outcome::Failed(wrong.to_string()),
         Ok(_) => Outcome::Passed,
-        // Strides that the copy engine cannot address, types that older tensor cores lack: no feature of the problem says so.
-        Err(VerifyError::Backend(ComputeError::Plan(PlanError::TensorMap { .. } | PlanError::Lacks { .. }))) => {
-            Outcome::NotCovered
-        }
+        // Strides that the copy engine cannot address, types that older tensor cores lack, and another GPU: no feature of the
+        // problem says so.
+        Err(VerifyError::Backend(ComputeError::Plan(
+            PlanError::TensorMap { .. } | PlanError::Target { .. } | PlanError::Lacks { .. },
+        ))) => Outcome::NotCovered,
         Err(VerifyError::Backend(error)) => Outcome::Failed(error.to_string()),
         Err(VerifyError::Outputs(error)) => Outcome::Failed(error.to_string()),
     }

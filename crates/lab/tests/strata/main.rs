@@ -2,6 +2,8 @@
 
 mod contract;
 mod counters;
+mod hopper;
+mod tensor_cores;
 
 use arch::Sm;
 use kernels::{Inputs, Problem, Stratum, Tiles};
