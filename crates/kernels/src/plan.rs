@@ -122,6 +122,12 @@ impl Stratum {
         target.sm() >= min_sm && needs.is_none_or(|needs| target.supports(needs))
     }
 
+    /// The error that results of a type may have, as a share of the largest element, where that is more than the contract's
+    /// tolerance: tensor cores multiply f32 in parts and cut their sums.
+    pub fn relative_error(self, dtype: Dtype) -> Option<f64> {
+        (self == Stratum::V2Tc && dtype == Dtype::F32).then_some(1e-5)
+    }
+
     /// The tile sizes it uses for a problem unless told otherwise.
     pub fn default_tiles(self, sm: Sm, problem: &Problem) -> Tiles {
         match self {
