@@ -14,7 +14,7 @@ mod settings;
 use std::path::{Path, PathBuf};
 
 use arch::{Gpu, OccupancyError, UnknownGpu};
-use emulator::{Fault, FaultKind, Level, MemoryError, Options, Policy, Report, RunError, Sample};
+use emulator::{Counters, Fault, FaultKind, MemoryError, Options, Policy, Report, RunError, Sample};
 use ptx::{Kernel, Launch};
 use thiserror::Error;
 
@@ -28,11 +28,13 @@ pub use settings::{
     Dims, Expectation, LineSpec, MapSpec, Output, ParseSettingError, PolicySpec, Settings, Size, Tolerance,
 };
 
-use crate::evidence::{Evidence, LaunchEvidence, Place, scale};
+use crate::evidence::{Evidence, LaunchEvidence, Place};
 use crate::execute::Watch;
 use crate::findings::{Finding, findings};
 use crate::ptxas;
 use crate::registers::{RegisterSource, Registers, estimate};
+#[cfg(doc)]
+use crate::sass::Sass;
 use crate::source::Sources;
 use crate::tensor_file::TensorFileError;
 use crate::text_file::{self, TextFileError};
@@ -156,8 +158,8 @@ pub struct About {
 pub struct Counted {
     /// Counters, occupancy and pipe times.
     pub evidence: Evidence,
-    /// Warp instructions of the machine code, where `ptxas` and `nvdisasm` made it.
-    pub sass_warp_instructions: Option<u64>,
+    /// Totals of the whole launch as the machine code makes them, where `ptxas` and `nvdisasm` made it (see [`Sass::counters`]).
+    pub sass: Option<Counters>,
     /// Source lines, costliest first.
     pub lines: Vec<Line>,
     /// What the kernel suffers from.
@@ -301,7 +303,7 @@ fn counted(
     sources: &mut Sources,
 ) -> Result<Counted, ProbeError> {
     let threads = about.block.iter().product();
-    let (registers, sass_warp_instructions) = registers(&kernel, &report, threads, settings.registers);
+    let (registers, sass) = registers(&kernel, &report, threads, settings.registers);
     let gpu = about.gpu;
     let launch = LaunchEvidence::of(kernel, report, threads, about.dynamic_shared, registers, gpu)?;
     let evidence = Evidence { stratum: about.kernel.clone(), problem: None, gpu, launches: vec![launch] };
@@ -309,22 +311,21 @@ fn counted(
     let lines = lines::lines(launch, gpu, sources);
     let explanations = explain::explain(launch, gpu, sources);
     let findings = findings(&evidence);
-    Ok(Counted { sass_warp_instructions, lines, findings, explanations, evidence })
+    Ok(Counted { sass, lines, findings, explanations, evidence })
 }
 
-/// Registers of a thread, and the warp instructions of the machine code where there is one.
-fn registers(kernel: &Kernel, report: &Report, threads: u32, given: Option<u32>) -> (Registers, Option<u64>) {
+/// Registers of a thread, and the totals of the machine code where there is one.
+fn registers(kernel: &Kernel, report: &Report, threads: u32, given: Option<u32>) -> (Registers, Option<Counters>) {
     let small = kernel.instructions().nth(MAX_ASSEMBLED).is_none();
     let assembled = if small { ptxas::assemble(kernel).ok() } else { None };
     let sass = assembled.as_ref().and_then(|assembled| ptxas::disassemble(kernel, assembled).ok());
-    let instructions = sass
-        .map(|sass| scale(sass.warp_instructions(report.at(Level::Ptx)).likely, report.ctas_total, report.ctas_run));
+    let counters = sass.map(|sass| sass.counters(kernel, report).scaled(report.ctas_total, report.ctas_run));
     let registers = match (given, &assembled) {
         (Some(count), _) => Registers { count, source: RegisterSource::Given, spilled_bytes: 0 },
         (None, Some(assembled)) => Registers::of(assembled),
         (None, None) => estimate(kernel, report, threads),
     };
-    (registers, instructions)
+    (registers, counters)
 }
 
 fn run(
