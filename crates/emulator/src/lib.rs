@@ -41,6 +41,7 @@ mod report;
 mod run;
 mod scalar;
 mod small;
+mod stale;
 mod tensor;
 mod tensor_box;
 mod traffic;

@@ -161,16 +161,17 @@ pub(crate) fn execute(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u
 /// Warps of a warpgroup.
 const GROUP: usize = 4;
 
-/// What the warps of a warpgroup have asked for by `setmaxnreg` until all of them have.
+/// What the warps of a warpgroup have asked for by `setmaxnreg`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RegisterRequest {
     count: u32,
-    /// The warps, by their place in the group.
+    /// The warps that have, by their place in the group, until all of them have.
     warps: u32,
     position: usize,
 }
 
-/// PTX ISA, `setmaxnreg`: all threads of a warpgroup execute the same one, and synchronise before the next.
+/// PTX ISA, `setmaxnreg`: all threads of a warpgroup execute the same one, and synchronise before the next. A next one of the same
+/// count changes nothing, whichever warps execute it first: compilers put one at the head of a loop that is entered with it.
 fn max_registers(worker: &mut Worker<'_>, warp: &Warp, count: u32, mask: u32) -> Result<(), Fail> {
     if mask == 0 {
         return Ok(());
@@ -185,13 +186,16 @@ fn max_registers(worker: &mut Worker<'_>, warp: &Warp, count: u32, mask: u32) ->
         worker.register_requests.resize(group + 1, RegisterRequest::default());
     }
     let request = &mut worker.register_requests[group];
-    if request.warps != 0 && (request.count != count || request.warps & place != 0) {
+    if request.count == count && (request.warps == 0 || request.warps & place != 0) {
+        return Ok(());
+    }
+    if request.warps != 0 && request.count != count {
         let position = request.position;
         return Err(worker.register_failure(group, position, (warp.pc, warp.index)));
     }
     *request = RegisterRequest { count, warps: request.warps | place, position: warp.pc };
     if request.warps.count_ones() as usize == warps {
-        *request = RegisterRequest::default();
+        request.warps = 0;
     }
     Ok(())
 }

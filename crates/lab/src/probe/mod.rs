@@ -231,18 +231,17 @@ pub fn probe(settings: &Settings, watch: Watch<'_>) -> Result<Probed, ProbeError
 
     let mut schedules = Vec::new();
     let (mut first, mut hazard) = (None, None);
+    let attempt = |policy: Policy, stale_copies: bool| {
+        let placed = buffers::place(settings, &kernel, watch)?;
+        let (dynamic_shared, arguments) = (about.dynamic_shared, placed.arguments.clone());
+        let launch = Launch { kernel: &kernel, grid, block, cluster, dynamic_shared, arguments };
+        let ran = run(&placed.memory, &launch, gpu, (policy, stale_copies), settings, &watched, watch);
+        Ok::<_, ProbeError>((placed, ran))
+    };
     for policy in policies(settings) {
         schedules.push(policy);
-        let placed = buffers::place(settings, &kernel, watch)?;
-        let launch = Launch {
-            kernel: &kernel,
-            grid,
-            block,
-            cluster,
-            dynamic_shared: about.dynamic_shared,
-            arguments: placed.arguments.clone(),
-        };
-        match run(&placed.memory, &launch, gpu, policy, settings, &watched, watch) {
+        let (placed, ran) = attempt(policy, false)?;
+        match ran {
             Ok(report) if first.is_none() => {
                 let compared = settings.expect.iter().map(|expected| placed.compare(expected));
                 let comparisons = compared.collect::<Result<Vec<_>, _>>()?;
@@ -257,6 +256,16 @@ pub fn probe(settings: &Settings, watch: Watch<'_>) -> Result<Probed, ProbeError
             Err(RunError::Cancelled) => return Err(ProbeError::Cancelled),
             Err(error) => return Err(error.into()),
         }
+    }
+    // A wrong result asks for what a working kernel may do too.
+    let is_wrong = |(_, compared): &(Report, Vec<Comparison>)| compared.iter().any(|one| one.wrong > 0);
+    if hazard.is_none()
+        && first.as_ref().is_some_and(is_wrong)
+        && let Some(&policy) = schedules.first()
+        && let (_, Err(RunError::Fault(fault))) = attempt(policy, true)?
+    {
+        schedules.push(policy);
+        hazard = Some(explained_hazard(*fault, policy, &about, &mut sources));
     }
     let Some((report, comparisons)) = first else {
         return Ok(Probed { about, schedules, hazard, counted: None, comparisons: Vec::new() });
@@ -332,7 +341,7 @@ fn run(
     memory: &emulator::Memory,
     launch: &Launch<'_>,
     gpu: &Gpu,
-    policy: Policy,
+    (policy, stale_copies): (Policy, bool),
     settings: &Settings,
     watched: &[usize],
     watch: Watch<'_>,
@@ -354,6 +363,7 @@ fn run(
     let options = Options {
         policy,
         sample,
+        stale_copies,
         budget_per_cta: settings.budget.unwrap_or(BUDGET),
         watch: watched,
         cancel: watch.cancel,
@@ -378,6 +388,7 @@ fn explained_hazard(fault: Fault, policy: Policy, about: &About, sources: &mut S
         | FaultKind::Misaligned { address, .. }
         | FaultKind::Uninitialised { address, .. }
         | FaultKind::Unwaited { address, .. }
+        | FaultKind::StaleCopy { address, .. }
         | FaultKind::Race { address, .. }
         | FaultKind::GlobalRace { address, .. } => Some(*address),
         _ => None,
