@@ -88,6 +88,10 @@ pub(crate) enum SmallOp {
     Clock { shift: u32, destination: (u32, bool) },
     /// Both halves of a 128-bit value, each a wide register: from, to.
     Move128 { from: [u32; 2], to: [u32; 2] },
+    /// `mov` of a value into four parts (PTX ISA, `mov` that unpacks), the lowest first, each of so many bits.
+    Unpack { from: (u32, bool), bits: u32, parts: [(u32, bool); 4] },
+    /// `mov` of four parts into a value.
+    Pack { parts: [(u32, bool); 4], bits: u32, to: (u32, bool) },
     /// `setmaxnreg`: the registers a thread may have from now on.
     MaxRegisters { count: u32 },
 }
@@ -152,6 +156,19 @@ pub(crate) fn execute(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u
             for (place, values) in to.into_iter().zip(values) {
                 file.set_wide(place, values, mask);
             }
+        }
+        SmallOp::Unpack { from, bits, parts } => {
+            let whole = file.full(from);
+            for (place, shift) in parts.into_iter().zip((0..).step_by(bits as usize)) {
+                file.set(place, whole.map(|whole| whole >> shift & ((1 << bits) - 1)), mask);
+            }
+        }
+        SmallOp::Pack { parts, bits, to } => {
+            let parts = parts.map(|part| file.full(part));
+            let whole = |lane: usize| {
+                parts.iter().rev().fold(0u64, |whole, part| whole << bits | part[lane] & ((1 << bits) - 1))
+            };
+            file.set(to, std::array::from_fn(whole), mask);
         }
         SmallOp::MaxRegisters { count } => return max_registers(worker, warp, count, mask),
     }

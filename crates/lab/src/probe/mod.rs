@@ -366,6 +366,7 @@ fn run(
         stale_copies,
         budget_per_cta: settings.budget.unwrap_or(BUDGET),
         watch: watched,
+        global_races: settings.global_races.unwrap_or(false),
         cancel: watch.cancel,
         progress: Some(&progress),
         ..Options::new(gpu.sm)
