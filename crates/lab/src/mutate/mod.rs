@@ -282,6 +282,15 @@ fn verdict<'a>(
             Err(error) => return Ok(Verdict::NotRun(error.to_string())),
         }
     }
+    // A wrong result asks for what a working kernel may do too.
+    if let Some(policy) = wrong
+        && let Err(RunError::Fault(fault)) =
+            subject.run(&mutant.kernel, &Options { stale_copies: true, ..options(policy) })
+    {
+        let at = mutant.origin(fault.position);
+        let blame = blamer.judge(mutation.position, mutation.role, &fault, at);
+        return Ok(Verdict::Found { fault, policy, blame });
+    }
     let passed = mutant.passed.and_then(|at| subject.kernel().instructions().nth(at));
     Ok(match (wrong, equivalent::reason(subject.kernel(), blamer, mutation, passed)) {
         (Some(policy), _) => Verdict::WrongResult(policy),
