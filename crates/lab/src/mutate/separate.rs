@@ -156,11 +156,14 @@ impl<'a> Separation<'a> {
             other.for_each_def(|register| {
                 init.for_each_use(|used| changes |= used == register);
             });
-            let roles = [None, Some(Role::MbarrierInit), Some(Role::Barrier)];
-            let silent =
-                self.effects[at].as_ref().is_some_and(|effects| effects.done.is_empty() && effects.begun.is_empty());
+            let silent = match Role::of(other) {
+                None => {
+                    self.effects[at].as_ref().is_some_and(|effects| effects.done.is_empty() && effects.begun.is_empty())
+                }
+                role => matches!(role, Some(Role::MbarrierInit | Role::Barrier)),
+            };
             let straight = self.next[at] == [at + 1] && self.last[at + 1] == [at];
-            !changes && straight && roles.contains(&Role::of(other)) && (silent || Role::of(other) == roles[1])
+            !changes && straight && silent
         };
         let same = |at: usize| {
             let other = self.instructions[at];
