@@ -137,8 +137,8 @@ pub fn strata(named: &[Stratum]) -> anyhow::Result<&[Stratum]> {
 
 impl TileArguments {
     /// The stratum's own tiles on an architecture, changed as asked.
-    pub fn of(&self, stratum: Stratum, sm: Sm, head_dim: usize, head_dim_v: usize) -> Tiles {
-        let own = stratum.default_tiles(sm, head_dim, head_dim_v);
+    pub fn of(&self, stratum: Stratum, sm: Sm, problem: &kernels::Problem) -> Tiles {
+        let own = stratum.default_tiles(sm, problem);
         Tiles {
             block_q: self.block_q.unwrap_or(own.block_q),
             block_kv: self.block_kv.unwrap_or(own.block_kv),

@@ -91,7 +91,7 @@ pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
     };
     let table = !arguments.json.as_deref().is_some_and(output::is_stdout);
     sweep(arguments, device.l2_bytes, &CANCEL, |problem, inputs, stratum| {
-        let tiles = arguments.tiles.of(stratum, device.sm, problem.head_dim, problem.head_dim_v);
+        let tiles = arguments.tiles.of(stratum, device.sm, problem);
         let mut stream = context.stream()?;
         let measured = match lab::bench(&mut stream, stratum, Some(tiles), problem, inputs, &options) {
             Ok(measured) => measured,

@@ -22,7 +22,6 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     };
     let gpu = gpu(arguments.gpu.as_deref(), context.as_ref())?;
     let (problem, source) = question::of_dig(arguments)?;
-    let (head_dim, head_dim_v) = (problem.head_dim, problem.head_dim_v);
     let quiet = Watch { cancel: Some(&CANCEL), progress: None };
     // The reference of one long head takes minutes, and nothing would be lost with it.
     NOTHING_FINISHED.store(true, Ordering::Relaxed);
@@ -38,7 +37,7 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
         progress.begin(&stratum.to_string());
         let show = |done, of| progress.show(done, of);
         let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
-        let tiles = arguments.tiles.of(stratum, gpu.sm, head_dim, head_dim_v);
+        let tiles = arguments.tiles.of(stratum, gpu.sm, digger.problem());
         match digger.dig(stratum, tiles, watch) {
             Ok(mut one) => {
                 let measure = |context: &Context| {

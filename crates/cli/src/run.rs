@@ -23,7 +23,7 @@ pub fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let show = |done, of| progress.show(done, of);
     let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
     let stratum = arguments.stratum;
-    let tiles = arguments.tiles.of(stratum, gpu.sm, problem.head_dim, problem.head_dim_v);
+    let tiles = arguments.tiles.of(stratum, gpu.sm, &problem);
     let result = lab::execute(stratum, tiles, &problem, &inputs, gpu.sm, watch);
     progress.end();
     let outputs = result.map_err(Failure::of_execution)?.outputs;

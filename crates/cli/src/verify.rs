@@ -46,7 +46,9 @@ pub fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
             let sm = arch::Gpu::find(&arguments.gpu)?.sm;
             let options = || emulator::Options { cancel: Some(&CANCEL), ..emulator::Options::new(sm) };
             let verify = |stratum, case, dtype| {
-                let mut emulator = || Ok(emulator::Device::new(options()));
+                // So few that CTAs which stay take several tiles.
+                let mut emulator =
+                    || Ok(emulator::Device { multiprocessors: Some(2), ..emulator::Device::new(options()) });
                 lab::verify(stratum, None, case, dtype, arguments.seed, &mut emulator)
             };
             run(arguments, verify, || false)

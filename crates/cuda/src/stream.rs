@@ -102,6 +102,8 @@ impl Stream {
     pub fn prepare(&self, launch: &Launch<'_>) -> Result<Prepared, Error> {
         let Launch { kernel, grid, block, cluster, dynamic_shared, .. } = launch;
         let refuse = |what| Err(Error::Launch { kernel: kernel.name.clone(), what });
+        // The driver encodes tensor maps for the current context.
+        let _current = self.context.current()?;
         let arguments = Packed::new(launch)?;
         if let Some((what, extent)) =
             [("grid", grid), ("block", block), ("cluster", cluster)].into_iter().find(|(_, n)| n.contains(&0))
@@ -113,7 +115,6 @@ impl Stream {
         if threads > most.into() {
             return refuse(format!("block {block:?} has {threads} threads; with its registers it can have {most}"));
         }
-        let _current = self.context.current()?;
         function.loaded.grant(&self.context, *dynamic_shared, cluster.iter().product())?;
         Ok(Prepared {
             function,
@@ -272,6 +273,10 @@ impl Backend for Stream {
 
     fn sm(&self) -> Sm {
         self.context.device().sm
+    }
+
+    fn multiprocessors(&self) -> Option<u32> {
+        Some(self.context.device().sm_count)
     }
 
     fn alloc(&mut self, bytes: u64) -> Result<u64, Error> {

@@ -14,7 +14,7 @@ use crate::error::{Error, check};
 /// The first version that has `cuTensorMapEncodeTiled`.
 const NEEDED: CudaVersion = CudaVersion(12_000);
 
-/// The driver's object of a description.
+/// The driver's object of a description, made while a context is current.
 ///
 /// # Errors
 /// When the description breaks a rule, or the driver is too old or refuses it.

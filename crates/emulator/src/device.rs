@@ -12,12 +12,15 @@ pub struct Device<'a> {
     pub memory: Memory,
     /// How each launch is run.
     pub options: Options<'a>,
+    /// What [`Backend::multiprocessors`] says. Unless set, CTAs that could stay and take tile after tile are launched one for each,
+    /// which is what counters and samples are of.
+    pub multiprocessors: Option<u32>,
 }
 
 impl<'a> Device<'a> {
     /// A device with nothing allocated.
     pub fn new(options: Options<'a>) -> Self {
-        Self { memory: Memory::new(), options }
+        Self { memory: Memory::new(), options, multiprocessors: None }
     }
 }
 
@@ -38,6 +41,10 @@ impl Backend for Device<'_> {
 
     fn sm(&self) -> Sm {
         self.options.sm
+    }
+
+    fn multiprocessors(&self) -> Option<u32> {
+        self.multiprocessors
     }
 
     fn alloc(&mut self, bytes: u64) -> Result<u64, DeviceError> {

@@ -29,6 +29,12 @@ pub struct Config {
     pub head_dim_v: u32,
     /// Whether the mask is causal.
     pub causal: bool,
+    /// Whether the mask is a window, whose sides are then parameters.
+    pub window: bool,
+    /// Whether the batch is packed, its sequences of different lengths.
+    pub varlen: bool,
+    /// Whether CTAs take the next tile from a counter in memory, rather than every so many'th.
+    pub dynamic: bool,
     /// Neighbouring elements, 1, 2 or 4, that every tensor's rows can be accessed by.
     pub vector: u32,
     /// Tile sizes.

@@ -3,7 +3,8 @@
 use ptx::{KernelError, Target};
 
 use crate::config::{Config, Program};
-use crate::{Dtype, Stratum, naive, v1, v2, v2_kt};
+use crate::plan::{LaunchPlan, plan};
+use crate::{Dtype, Layout, PlanError, Problem, Stratum, naive, v1, v2, v2_kt};
 
 /// A function that writes a kernel.
 type Write = fn(&Config) -> Result<Program, KernelError>;
@@ -32,18 +33,49 @@ const VARIANTS: [(&str, Dtype, u32, u32, bool, u32, bool); 5] = [
     ("bf16_d33_dv40_causal_scalar", Dtype::Bf16, 33, 40, true, 1, true),
 ];
 
+/// For the strata on tensor cores: a name, and a problem.
+const ON_TENSOR_CORES: [(&str, &str); 6] = [
+    ("bf16_d64", "1x1x4096x64 bf16"),
+    ("bf16_d128", "1x1x4096x128 bf16"),
+    ("f16_d128_causal", "1x1x4096x128 f16 causal"),
+    ("bf16_d256_causal", "1x1x4096x256 bf16 causal"),
+    ("f16_d192_dv128_window", "1x1x4096x192/128 f16 window=512,0"),
+    ("bf16_d40_dv72_packed", "2x1x70x40/72 bf16 causal cu_seqlens_q=0,70,100 cu_seqlens_k=0,70,100"),
+];
+
 /// The set: each kernel's name, `architecture/kernel/variant`, and the kernel.
 ///
 /// # Errors
 /// When a kernel cannot be written for an architecture it claims.
-pub fn configurations() -> Result<Vec<(String, Program)>, KernelError> {
+pub fn configurations() -> Result<Vec<(String, Program)>, PlanError> {
     let mut all = Vec::new();
     for target in TARGETS.iter().filter_map(|name| name.parse::<Target>().ok()) {
         for (variant, dtype, head_dim, head_dim_v, causal, vector, every) in VARIANTS {
-            let tiles = Stratum::V2.default_tiles(target.sm(), head_dim as usize, head_dim_v as usize);
-            let config = Config { target, dtype, head_dim, head_dim_v, causal, vector, tiles };
+            let tiles = crate::plan::square_tiles(target.sm(), head_dim as usize, head_dim_v as usize);
+            let config = Config {
+                target,
+                dtype,
+                head_dim,
+                head_dim_v,
+                causal,
+                window: false,
+                varlen: false,
+                dynamic: false,
+                vector,
+                tiles,
+            };
             for (name, write) in KERNELS.iter().filter(|(name, _)| every || name.starts_with('v')) {
                 all.push((format!("{target}/{name}/{variant}"), write(&config)?));
+            }
+        }
+        if !Stratum::V3.runs_on(target) {
+            continue;
+        }
+        for (variant, problem) in ON_TENSOR_CORES {
+            let Ok(problem) = problem.parse::<Problem>() else { continue };
+            let plan = plan(Stratum::V3, &problem, target, &Layout::contiguous(&problem), None)?;
+            for LaunchPlan { kernel, shared, .. } in plan.launches {
+                all.push((format!("{target}/{}/{variant}", Stratum::V3), Program { kernel, shared }));
             }
         }
     }

@@ -1,14 +1,17 @@
 //! The strata: one FlashAttention kernel per generation, and the f64 reference.
 
+pub mod accumulator;
 pub mod cases;
 pub mod config;
 pub mod configurations;
 pub mod convert;
 pub mod head;
+pub mod hopper;
 pub mod naive;
 pub mod plan;
 pub mod problem;
 pub mod reference;
+pub mod schedule;
 pub mod softmax;
 pub mod tensor;
 pub mod tile;
@@ -16,6 +19,7 @@ pub mod tolerance;
 pub mod v1;
 pub mod v2;
 pub mod v2_kt;
+pub mod v3;
 
 pub use config::{Config, Program, Tiles};
 pub use plan::{Buffers, Coverage, Layout, Plan, PlanError, Stratum, plan};

@@ -7,11 +7,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use arch::{BlockResources, Sm, Target, occupancy};
-use ptx::{Argument, Kernel, KernelError, Launch};
+use ptx::{Argument, Kernel, KernelError, L2Promotion, Launch, Swizzle, TensorMap, TensorMapError};
 
 use crate::config::{Config, Program, Tiles};
 use crate::tile::{GROUP, SharedMemory};
-use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, naive, v1, v2, v2_kt};
+use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, hopper, naive, v1, v2, v2_kt, v3};
 
 /// A generation of the attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,6 +24,8 @@ pub enum Stratum {
     V2,
     /// The same on keys that a kernel of its own transposed.
     V2Kt,
+    /// FlashAttention-3: Hopper's copy engine and matrix instructions, one warp that loads and warpgroups that compute.
+    V3,
 }
 
 /// What of the contract a stratum computes.
@@ -31,6 +33,8 @@ pub enum Stratum {
 pub struct Coverage {
     /// The oldest architecture.
     pub min_sm: Sm,
+    /// What the target must have beside that; later architectures may not.
+    pub needs: Option<arch::Feature>,
     /// Types of q, k, v and out.
     pub dtypes: &'static [Dtype],
     /// The largest `head_dim` and `head_dim_v`; the smallest is 1.
@@ -42,8 +46,11 @@ pub struct Coverage {
 }
 
 impl Stratum {
+    /// Those that compute on CUDA cores, in every type and on every architecture.
+    pub const ON_CUDA_CORES: [Stratum; 4] = [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt];
+
     /// All of them, oldest first.
-    pub const ALL: [Stratum; 4] = [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt];
+    pub const ALL: [Stratum; 5] = [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt, Stratum::V3];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -52,39 +59,76 @@ impl Stratum {
             Stratum::V1 => "v1",
             Stratum::V2 => "v2",
             Stratum::V2Kt => "v2_kt",
+            Stratum::V3 => "v3",
         }
     }
 
     /// What it computes; a plan for anything else is refused with [`PlanError::Feature`] and the like.
     pub fn coverage(self) -> Coverage {
-        Coverage {
+        let on_cuda_cores = Coverage {
             min_sm: Sm::Sm75,
+            needs: None,
             dtypes: &Dtype::ALL,
             max_head_dim: 128,
             // Positions are signed 32-bit numbers, and a tile may reach past the end.
             max_seqlen: i32::MAX as usize - 2 * MAX_BLOCK as usize,
             features: &[Feature::Causal, Feature::Gqa, Feature::HeadDimV, Feature::CrossLength, Feature::Strided],
+        };
+        match self {
+            Stratum::Naive | Stratum::V1 | Stratum::V2 | Stratum::V2Kt => on_cuda_cores,
+            Stratum::V3 => Coverage {
+                min_sm: Sm::Sm90,
+                needs: Some(arch::Feature::Wgmma),
+                dtypes: &[Dtype::F16, Dtype::Bf16],
+                max_head_dim: 256,
+                max_seqlen: PACKED_END as usize,
+                features: &[
+                    Feature::Causal,
+                    Feature::Window,
+                    Feature::Gqa,
+                    Feature::HeadDimV,
+                    Feature::CrossLength,
+                    Feature::Varlen,
+                    Feature::Strided,
+                ],
+            },
         }
     }
 
-    /// The tile sizes it uses unless told otherwise: the article's 32 queries by 32 keys and 128 threads.
-    ///
-    /// Where the shared memory they take leaves a multiprocessor fewer than 8 warps, which is where head dimensions are
-    /// large, 256 threads on 64 or 48 queries share the tiles of keys and values instead.
-    pub fn default_tiles(self, sm: Sm, head_dim: usize, head_dim_v: usize) -> Tiles {
-        const ENOUGH_WARPS: u32 = 8;
-        let square = Tiles { block_q: 32, block_kv: 32, threads: 128 };
-        let wide = [64, 48].map(|block_q| Tiles { block_q, block_kv: 32, threads: 256 });
-        let warps = |tiles: &Tiles| {
-            let Tiles { block_q, block_kv, threads } = *tiles;
-            let (depth, width) = (head_dim.next_multiple_of(4) as u32, head_dim_v.next_multiple_of(16) as u32);
-            let dynamic_shared = 4 * (block_q * depth + block_kv * (depth + width) + block_q * block_kv);
-            let block = BlockResources { threads, registers: 1, dynamic_shared, ..Default::default() };
-            let warps = occupancy(sm, &block).map_or(0, |occupancy| occupancy.warps_per_sm);
-            warps.min(ENOUGH_WARPS)
-        };
-        wide.into_iter().fold(square, |best, tiles| if warps(&tiles) > warps(&best) { tiles } else { best })
+    /// Whether the target has what the stratum stands on.
+    pub fn runs_on(self, target: Target) -> bool {
+        let Coverage { min_sm, needs, .. } = self.coverage();
+        target.sm() >= min_sm && needs.is_none_or(|needs| target.supports(needs))
     }
+
+    /// The tile sizes it uses for a problem unless told otherwise.
+    pub fn default_tiles(self, sm: Sm, problem: &Problem) -> Tiles {
+        match self {
+            Stratum::Naive | Stratum::V1 | Stratum::V2 | Stratum::V2Kt => {
+                square_tiles(sm, problem.head_dim, problem.head_dim_v)
+            }
+            Stratum::V3 => v3::default_tiles(problem),
+        }
+    }
+}
+
+/// The tiles of the generations on CUDA cores: the article's 32 queries by 32 keys and 128 threads.
+///
+/// Where the shared memory they take leaves a multiprocessor fewer than 8 warps, which is where head dimensions are
+/// large, 256 threads on 64 or 48 queries share the tiles of keys and values instead.
+pub(crate) fn square_tiles(sm: Sm, head_dim: usize, head_dim_v: usize) -> Tiles {
+    const ENOUGH_WARPS: u32 = 8;
+    let square = Tiles { block_q: 32, block_kv: 32, threads: 128 };
+    let wide = [64, 48].map(|block_q| Tiles { block_q, block_kv: 32, threads: 256 });
+    let warps = |tiles: &Tiles| {
+        let Tiles { block_q, block_kv, threads } = *tiles;
+        let (depth, width) = (head_dim.next_multiple_of(4) as u32, head_dim_v.next_multiple_of(16) as u32);
+        let dynamic_shared = 4 * (block_q * depth + block_kv * (depth + width) + block_q * block_kv);
+        let block = BlockResources { threads, registers: 1, dynamic_shared, ..Default::default() };
+        let warps = occupancy(sm, &block).map_or(0, |occupancy| occupancy.warps_per_sm);
+        warps.min(ENOUGH_WARPS)
+    };
+    wide.into_iter().fold(square, |best, tiles| if warps(&tiles) > warps(&best) { tiles } else { best })
 }
 
 impl fmt::Display for Stratum {
@@ -95,7 +139,7 @@ impl fmt::Display for Stratum {
 
 /// A text that names no stratum.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("stratum is `{0}`: it must be naive, v1, v2 or v2_kt")]
+#[error("stratum is `{0}`: it must be naive, v1, v2, v2_kt or v3")]
 pub struct ParseStratumError(String);
 
 impl FromStr for Stratum {
@@ -123,14 +167,19 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Contiguous `[batch, seqlen, heads, dim]` tensors at addresses that are multiples of 16.
+    /// Contiguous `[batch, seqlen, heads, dim]` tensors, or `[total, heads, dim]` of a packed batch, at addresses that are
+    /// multiples of 16.
     pub fn contiguous(problem: &Problem) -> Layout {
+        let strides = |seqlen, heads, dim| {
+            let strides = Strides::bshd(seqlen, heads, dim);
+            if problem.varlen.is_some() { Strides { batch: 0, ..strides } } else { strides }
+        };
         let (q, k) = (problem.seqlen_q, problem.seqlen_k);
         Layout {
-            q: Strides::bshd(q, problem.heads_q, problem.head_dim),
-            k: Strides::bshd(k, problem.heads_kv, problem.head_dim),
-            v: Strides::bshd(k, problem.heads_kv, problem.head_dim_v),
-            out: Strides::bshd(q, problem.heads_q, problem.head_dim_v),
+            q: strides(q, problem.heads_q, problem.head_dim),
+            k: strides(k, problem.heads_kv, problem.head_dim),
+            v: strides(k, problem.heads_kv, problem.head_dim_v),
+            out: strides(q, problem.heads_q, problem.head_dim_v),
             alignment: 16,
         }
     }
@@ -148,6 +197,18 @@ impl Layout {
             layout.alignment = 1 << (layout.alignment | offset).trailing_zeros();
         }
         Ok(layout)
+    }
+
+    /// The elements, 1, 2, 4 or 8, by which every row of the output can be accessed.
+    fn out_vector(&self, problem: &Problem) -> u32 {
+        let bytes = problem.dtype.bytes() as u64;
+        let Strides { batch, seq, head } = self.out;
+        let fits = |elements: &u32| {
+            let steps = [batch, seq, head, problem.head_dim_v];
+            self.alignment.is_multiple_of(u64::from(*elements) * bytes)
+                && steps.into_iter().all(|step| (step as u64).is_multiple_of(u64::from(*elements)))
+        };
+        [8, 4, 2].into_iter().find(fits).unwrap_or(1)
     }
 
     /// The elements, 1, 2 or 4, by which every row of every tensor can be accessed.
@@ -189,13 +250,19 @@ pub enum Buffer {
     Out,
     /// The logarithms of the sums of exponentials.
     Lse,
+    /// Where each sequence of a packed batch begins, of queries.
+    CuSeqlensQ,
+    /// The same of keys.
+    CuSeqlensK,
     /// One of [`Plan::workspaces`].
     Workspace(usize),
 }
 
 /// One kernel argument, by role.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum ArgRef {
+    /// A tensor map of a buffer, whose address is filled in.
+    TensorMap(Buffer, Box<TensorMap>),
     /// The address of a buffer.
     Buffer(Buffer),
     /// A signed 32-bit integer.
@@ -213,8 +280,10 @@ pub enum ArgRef {
 pub struct Workspace {
     /// What it holds.
     pub name: &'static str,
-    /// Its size; nothing need be in it before.
+    /// Its size.
     pub bytes: u64,
+    /// Whether it must be zero before the first launch, which each launch leaves it; otherwise nothing need be in it.
+    pub zeroed: bool,
 }
 
 /// The addresses of a call's buffers in a backend's memory.
@@ -230,6 +299,10 @@ pub struct Buffers {
     pub out: u64,
     /// The first lse.
     pub lse: u64,
+    /// `cu_seqlens_q` of a packed batch, 32-bit integers.
+    pub cu_seqlens_q: u64,
+    /// `cu_seqlens_k` of a packed batch, 32-bit integers.
+    pub cu_seqlens_k: u64,
     /// One per [`Plan::workspaces`], each a multiple of 16.
     pub workspaces: Vec<u64>,
 }
@@ -249,12 +322,15 @@ pub struct LaunchPlan {
     pub shared: SharedMemory,
     /// In the kernel's order.
     pub arguments: Vec<ArgRef>,
-    /// CTAs of one head, neighbours in the grid.
+    /// CTAs of one head.
     blocks: u32,
     /// Query heads for each of the grid's heads.
     group: u32,
     /// Heads of a batch entry in the grid.
     heads: u32,
+    /// Where CTAs stay and take one tile after the other (so that no more need be launched than fit the multiprocessors, one
+    /// each): the heads that are taken together, see [`crate::schedule`].
+    section: Option<u32>,
 }
 
 impl LaunchPlan {
@@ -313,6 +389,32 @@ pub enum PlanError {
         target: Target,
         /// The oldest architecture.
         min_sm: Sm,
+    },
+    /// A target that is late enough and still lacks what the stratum stands on.
+    #[error("target is {target}: {stratum} needs {needs}")]
+    Lacks {
+        /// The stratum.
+        stratum: Stratum,
+        /// The target.
+        target: Target,
+        /// What it lacks.
+        needs: arch::Feature,
+    },
+    /// A type the stratum does not compute in.
+    #[error("dtype is {dtype}: {stratum} covers {}", list(stratum.coverage().dtypes))]
+    Dtype {
+        /// The stratum.
+        stratum: Stratum,
+        /// The type.
+        dtype: Dtype,
+    },
+    /// A tensor that the copy engine cannot address.
+    #[error("{argument}: {error}")]
+    TensorMap {
+        /// Which tensor.
+        argument: &'static str,
+        /// What is wrong with it.
+        error: TensorMapError,
     },
     /// A tile size out of its range.
     #[error("{argument} is {value}: it must be {allowed}")]
@@ -377,6 +479,14 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
     items.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
 }
 
+/// The end that every sequence of a packed batch has for the copy engine.
+///
+/// The tensor map of a packed batch has rows along two dimensions of the same stride, and a third whose coordinate, this
+/// number, takes their sum back by as much: row `length - n` from the end is `PACKED_END - n` in the first, whose extent this
+/// is, and the sequence's end in the second. What is past the sequence's end is then outside the tensor, and read as 0.
+/// (The arrangement is that of Triton's ragged tensor descriptors.)
+pub const PACKED_END: i32 = 1 << 30;
+
 /// The largest `block_q` and `block_kv`.
 const MAX_BLOCK: u32 = 256;
 
@@ -418,9 +528,10 @@ impl Tiles {
 impl fmt::Display for SharedMemory {
     /// The sum, term by term: `q 32x64x4 = 8192 + ... = N`.
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        for (index, (name, rows, columns)) in self.tiles.iter().enumerate() {
+        for (index, (name, rows, columns, bytes)) in self.tiles.iter().enumerate() {
             let plus = if index == 0 { "" } else { " + " };
-            write!(f, "{plus}{name} {rows}x{columns}x4 = {}", 4 * u64::from(*rows) * u64::from(*columns))?;
+            let product = u64::from(*rows) * u64::from(*columns) * u64::from(*bytes);
+            write!(f, "{plus}{name} {rows}x{columns}x{bytes} = {product}")?;
         }
         write!(f, "{}{}", if self.tiles.is_empty() { "" } else { " = " }, self.bytes())
     }
@@ -440,22 +551,31 @@ pub fn plan(
     tiles: Option<Tiles>,
 ) -> Result<Plan, PlanError> {
     covered(stratum, problem, target)?;
+    let window = problem.mask != Mask::FULL && problem.mask != Mask::CAUSAL;
     let config = Config {
         target,
         dtype: problem.dtype,
         head_dim: problem.head_dim as u32,
         head_dim_v: problem.head_dim_v as u32,
         causal: problem.mask == Mask::CAUSAL,
-        vector: layout.vector(problem),
-        tiles: tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem.head_dim, problem.head_dim_v)),
+        window,
+        varlen: problem.varlen.is_some(),
+        // Where tiles differ in length, who is done takes the next.
+        dynamic: stratum == Stratum::V3 && (problem.mask != Mask::FULL || problem.varlen.is_some()),
+        vector: if stratum == Stratum::V3 { layout.out_vector(problem) } else { layout.vector(problem) },
+        tiles: tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem)),
     };
-    config.tiles.check(&config)?;
+    match stratum {
+        Stratum::V3 => v3::check_tiles(&config)?,
+        _ => config.tiles.check(&config)?,
+    }
     let mut planner = Planner { stratum, problem, layout, config, launches: Vec::new(), workspaces: Vec::new() };
     match stratum {
         Stratum::Naive => planner.naive()?,
         Stratum::V1 => planner.v1()?,
         Stratum::V2 => planner.v2()?,
         Stratum::V2Kt => planner.v2_kt()?,
+        Stratum::V3 => planner.v3()?,
     }
     let Planner { launches, workspaces, .. } = planner;
     Ok(Plan {
@@ -470,9 +590,15 @@ pub fn plan(
 }
 
 fn covered(stratum: Stratum, problem: &Problem, target: Target) -> Result<(), PlanError> {
-    let Coverage { min_sm, max_head_dim, max_seqlen, features, .. } = stratum.coverage();
+    let Coverage { min_sm, needs, dtypes, max_head_dim, max_seqlen, features } = stratum.coverage();
     if target.sm() < min_sm {
         return Err(PlanError::Target { stratum, target, min_sm });
+    }
+    if let Some(needs) = needs.filter(|&needs| !target.supports(needs)) {
+        return Err(PlanError::Lacks { stratum, target, needs });
+    }
+    if !dtypes.contains(&problem.dtype) {
+        return Err(PlanError::Dtype { stratum, dtype: problem.dtype });
     }
     if let Some(feature) = problem.features().into_iter().find(|feature| !features.contains(feature)) {
         return Err(PlanError::Feature { stratum, feature });
@@ -559,6 +685,98 @@ impl Planner<'_> {
         self.launch(v2_kt::v2_kt, Heads::Query, self.query_blocks(config.tiles.block_q), arguments)
     }
 
+    fn v3(&mut self) -> Result<(), PlanError> {
+        let (problem, config) = (self.problem, self.config);
+        if problem.seqlen_q == 0 || problem.batch == 0 {
+            return Ok(());
+        }
+        let blocks = self.query_blocks(config.tiles.block_q) as u32;
+        let heads_in_all = problem.batch as u64 * problem.heads_q as u64;
+        let tiles = heads_in_all * u64::from(blocks);
+        let Some(tiles) = i32::try_from(tiles).ok().map(|tiles| tiles as u32) else {
+            return Err(PlanError::Grid { ctas: tiles.into() });
+        };
+        let section = v3::section(problem, blocks);
+        let block_kv = config.tiles.block_kv;
+        let mut arguments = vec![
+            self.tensor_map(Buffer::Q, "q", hopper::ROWS)?,
+            self.tensor_map(Buffer::K, "k", block_kv)?,
+            self.tensor_map(Buffer::V, "v", block_kv)?,
+            ArgRef::S32(problem.seqlen_q as i32),
+            ArgRef::S32(problem.seqlen_k as i32),
+            ArgRef::U32(problem.heads_q as u32),
+            ArgRef::U32(problem.group() as u32),
+            ArgRef::U32(blocks),
+            ArgRef::U32(tiles),
+            ArgRef::U32(heads_in_all as u32),
+            ArgRef::U32(section),
+        ];
+        if config.varlen {
+            arguments.extend([ArgRef::Buffer(Buffer::CuSeqlensQ), ArgRef::Buffer(Buffer::CuSeqlensK)]);
+        }
+        if config.window {
+            // Positions add up to less than the lengths together: a side that is further away is unbounded.
+            let most = (problem.seqlen_q + problem.seqlen_k).min(PACKED_END as usize);
+            let side = |side: Option<usize>| ArgRef::S32(side.unwrap_or(most).min(most) as i32);
+            arguments.extend([side(problem.mask.left), side(problem.mask.right)]);
+        }
+        arguments.extend(self.out()?);
+        arguments.push(ArgRef::Buffer(Buffer::Lse));
+        if config.varlen {
+            arguments.push(ArgRef::U32(problem.total_q() as u32));
+        }
+        arguments.push(ArgRef::F32(problem.scale() as f32));
+        if config.dynamic {
+            let counter = self.workspace("counter", &[8])?;
+            self.workspaces.iter_mut().for_each(|workspace| workspace.zeroed = true);
+            arguments.push(ArgRef::Buffer(counter));
+        }
+        let Program { kernel, shared } = v3::v3(&config)?;
+        self.launches.push(LaunchPlan {
+            block: kernel.required_block.unwrap_or([config.tiles.threads, 1, 1]),
+            kernel,
+            grid: [tiles, 1, 1],
+            dynamic_shared: shared.bytes() as u32,
+            shared,
+            arguments,
+            blocks,
+            group: 1,
+            heads: problem.heads_q as u32,
+            section: Some(section),
+        });
+        Ok(())
+    }
+
+    /// A tensor's map for the copy engine, by boxes of 64 columns and so many rows.
+    fn tensor_map(&self, buffer: Buffer, argument: &'static str, rows: u32) -> Result<ArgRef, PlanError> {
+        let problem = self.problem;
+        let (strides, seqlen, heads, dim) = match buffer {
+            Buffer::Q => (self.layout.q, problem.seqlen_q, problem.heads_q, problem.head_dim),
+            Buffer::K => (self.layout.k, problem.seqlen_k, problem.heads_kv, problem.head_dim),
+            _ => (self.layout.v, problem.seqlen_k, problem.heads_kv, problem.head_dim_v),
+        };
+        let bytes = problem.dtype.bytes() as u64;
+        // Of a dimension that has one element or none, the stride says nothing.
+        let stride = |extent: usize, stride: usize| if extent <= 1 { 16 } else { stride as u64 * bytes };
+        let (row, head) = (stride(seqlen, strides.seq), stride(heads, strides.head));
+        let (heads, dim) = (heads as u64, dim as u64);
+        let (sizes, strides, boxes) = if self.config.varlen {
+            let row = strides.seq as u64 * bytes;
+            let end = PACKED_END as u64;
+            let back = (1u64 << 34).wrapping_sub(row);
+            (vec![dim, end, heads, end, end + 1], vec![row, head, row, back], vec![hopper::SLAB, rows, 1, 1, 1])
+        } else {
+            let batch = stride(problem.batch, strides.batch);
+            let (seqlen, batches) = (seqlen.max(1) as u64, problem.batch as u64);
+            (vec![dim, seqlen, heads, batches], vec![row, head, batch], vec![hopper::SLAB, rows, 1, 1])
+        };
+        let mut map = TensorMap::dense(problem.dtype.element(), 0, &sizes, &strides, &boxes);
+        map.swizzle = Swizzle::Bytes128;
+        map.l2_promotion = L2Promotion::Bytes256;
+        map.validate().map_err(|error| PlanError::TensorMap { argument, error })?;
+        Ok(ArgRef::TensorMap(buffer, Box::new(map)))
+    }
+
     fn queries(&self) -> u128 {
         self.problem.total_q() as u128 * self.problem.heads_q as u128
     }
@@ -595,7 +813,7 @@ impl Planner<'_> {
     /// A workspace of so many bytes, a product.
     fn workspace(&mut self, name: &'static str, factors: &[u128]) -> Result<Buffer, PlanError> {
         let bytes = factors.iter().fold(1, |bytes: u128, factor| bytes.saturating_mul(*factor));
-        self.workspaces.push(Workspace { name, bytes: in_63_bits(name, bytes)? });
+        self.workspaces.push(Workspace { name, bytes: in_63_bits(name, bytes)?, zeroed: false });
         Ok(Buffer::Workspace(self.workspaces.len() - 1))
     }
 
@@ -644,6 +862,7 @@ impl Planner<'_> {
             blocks: blocks as u32,
             group: (problem.heads_q / heads) as u32,
             heads: heads as u32,
+            section: None,
         });
         Ok(())
     }
@@ -667,11 +886,12 @@ fn in_63_bits(argument: &'static str, bytes: u128) -> Result<u64, PlanError> {
 }
 
 impl Plan {
-    /// The launches on a backend's addresses, to run one after the other.
+    /// The launches on a backend's addresses, to run one after the other. Where CTAs stay, no more are launched than there are
+    /// `multiprocessors`, if those are said; otherwise one for each tile.
     ///
     /// # Errors
     /// When an address is not aligned as the layout said, or there are not as many workspaces as the plan has.
-    pub fn launches(&self, buffers: &Buffers) -> Result<Vec<Launch<'_>>, PlanError> {
+    pub fn launches(&self, buffers: &Buffers, multiprocessors: Option<u32>) -> Result<Vec<Launch<'_>>, PlanError> {
         let (given, needed) = (buffers.workspaces.len(), self.workspaces.len());
         if given != needed {
             return Err(PlanError::Workspaces { given, needed });
@@ -684,26 +904,33 @@ impl Plan {
                 return Err(PlanError::Misaligned { argument, address, alignment });
             }
         }
+        let address = |buffer: Buffer| match buffer {
+            Buffer::Q => buffers.q,
+            Buffer::K => buffers.k,
+            Buffer::V => buffers.v,
+            Buffer::Out => buffers.out,
+            Buffer::Lse => buffers.lse,
+            Buffer::CuSeqlensQ => buffers.cu_seqlens_q,
+            Buffer::CuSeqlensK => buffers.cu_seqlens_k,
+            Buffer::Workspace(index) => buffers.workspaces.get(index).copied().unwrap_or(0),
+        };
         let argument = |argument: &ArgRef| match *argument {
-            ArgRef::Buffer(buffer) => Argument::Pointer(match buffer {
-                Buffer::Q => buffers.q,
-                Buffer::K => buffers.k,
-                Buffer::V => buffers.v,
-                Buffer::Out => buffers.out,
-                Buffer::Lse => buffers.lse,
-                Buffer::Workspace(index) => buffers.workspaces.get(index).copied().unwrap_or(0),
-            }),
+            ArgRef::Buffer(buffer) => Argument::Pointer(address(buffer)),
+            ArgRef::TensorMap(buffer, ref map) => {
+                Argument::TensorMap(Box::new(TensorMap { address: address(buffer), ..*map.clone() }))
+            }
             ArgRef::S32(value) => Argument::S32(value),
             ArgRef::U32(value) => Argument::U32(value),
             ArgRef::U64(value) => Argument::U64(value),
             ArgRef::F32(value) => Argument::F32(value),
         };
         let launch = |plan| {
-            let LaunchPlan { kernel, grid, block, dynamic_shared, arguments, .. }: &LaunchPlan = plan;
+            let LaunchPlan { kernel, grid, block, dynamic_shared, arguments, section, .. }: &LaunchPlan = plan;
             let arguments = arguments.iter().map(argument).collect();
+            let resident = multiprocessors.filter(|_| section.is_some()).unwrap_or(u32::MAX);
             Launch {
                 kernel,
-                grid: *grid,
+                grid: [grid[0].min(resident), grid[1], grid[2]],
                 block: *block,
                 cluster: [1, 1, 1],
                 dynamic_shared: *dynamic_shared,
@@ -721,7 +948,12 @@ impl Plan {
         let of = |launch: &LaunchPlan| {
             let index = entry as u64 * u64::from(launch.heads) + head as u64 / u64::from(launch.group);
             let blocks = u64::from(launch.blocks);
-            (index * blocks..(index + 1) * blocks).collect()
+            let Some(section) = launch.section.map(u64::from) else {
+                return (index * blocks..(index + 1) * blocks).collect();
+            };
+            let before = index / section * section;
+            let heads = section.min(self.batch as u64 * u64::from(launch.heads) - before);
+            (0..blocks).map(|from_last| before * blocks + from_last * heads + index - before).collect()
         };
         self.launches.iter().map(|launch| if there { of(launch) } else { Vec::new() }).collect()
     }
@@ -769,21 +1001,22 @@ mod tests {
     #[test]
     fn addresses_are_checked() {
         let plan = planned(Stratum::V2Kt, ProblemSpec::new(1, 2, 64, 64), Sm::Sm75, None).unwrap();
-        let buffers = |k, workspaces| Buffers { q: 256, k, v: 512, out: 1024, lse: 2048, workspaces };
-        assert_eq!(plan.launches(&buffers(4096, vec![4096])).unwrap().len(), 2);
-        let error = plan.launches(&buffers(4100, vec![4096])).unwrap_err().to_string();
+        let buffers =
+            |k, workspaces| Buffers { q: 256, k, v: 512, out: 1024, lse: 2048, workspaces, ..Default::default() };
+        assert_eq!(plan.launches(&buffers(4096, vec![4096]), None).unwrap().len(), 2);
+        let error = plan.launches(&buffers(4100, vec![4096]), None).unwrap_err().to_string();
         assert_eq!(error, "k is at address 0x1004: the plan was made for addresses that are multiples of 16");
-        let error = plan.launches(&buffers(4096, vec![])).unwrap_err().to_string();
+        let error = plan.launches(&buffers(4096, vec![]), None).unwrap_err().to_string();
         assert_eq!(error, "0 workspaces are given: the plan has 1");
     }
 
     #[test]
     fn arguments_are_the_kernels_parameters() {
-        for stratum in Stratum::ALL {
+        for stratum in Stratum::ON_CUDA_CORES {
             for dtype in Dtype::ALL {
                 let plan = planned(stratum, ProblemSpec::new(2, 2, 65, 40).dtype(dtype), Sm::Sm80, None).unwrap();
                 let workspaces = vec![1 << 20; plan.workspaces.len()];
-                for launch in plan.launches(&Buffers { workspaces, ..Default::default() }).unwrap() {
+                for launch in plan.launches(&Buffers { workspaces, ..Default::default() }, None).unwrap() {
                     let params = &launch.kernel.params;
                     assert_eq!(launch.arguments.len(), params.len(), "{}", launch.kernel.name);
                     for (argument, param) in launch.arguments.iter().zip(params) {
@@ -797,7 +1030,7 @@ mod tests {
 
     #[test]
     fn no_grid_is_empty() {
-        for stratum in Stratum::ALL {
+        for stratum in Stratum::ON_CUDA_CORES {
             for (batch, seqlen_q, launches) in [(0, 5, false), (1, 0, false), (1, 5, true)] {
                 for seqlen_k in [0, 5] {
                     let spec = ProblemSpec { seqlen_q, ..ProblemSpec::new(batch, 2, seqlen_k, 8) };
@@ -822,9 +1055,9 @@ mod tests {
     }
 
     #[test]
-    fn default_tiles_keep_eight_warps() {
+    fn square_tiles_keep_eight_warps() {
         let tiles = |sm, dim| {
-            let Tiles { block_q, block_kv, threads } = Stratum::V2.default_tiles(sm, dim, dim);
+            let Tiles { block_q, block_kv, threads } = square_tiles(sm, dim, dim);
             (block_q, block_kv, threads)
         };
         assert_eq!([32, 64].map(|dim| tiles(Sm::Sm75, dim)), [(32, 32, 128); 2]);

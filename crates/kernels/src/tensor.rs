@@ -23,6 +23,24 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// The type as tensor maps name it.
+    pub const fn element(self) -> ptx::Element {
+        match self {
+            Dtype::F32 => ptx::Element::F32,
+            Dtype::F16 => ptx::Element::F16,
+            Dtype::Bf16 => ptx::Element::Bf16,
+        }
+    }
+
+    /// The type as instructions name it.
+    pub const fn ty(self) -> ptx::Type {
+        match self {
+            Dtype::F32 => ptx::Type::F32,
+            Dtype::F16 => ptx::Type::F16,
+            Dtype::Bf16 => ptx::Type::Bf16,
+        }
+    }
+
     /// All of them.
     pub const ALL: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 

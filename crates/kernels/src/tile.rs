@@ -392,23 +392,43 @@ impl Mask {
 #[derive(Clone, Debug, Default)]
 pub struct SharedMemory {
     base: Option<Pointer<Shared>>,
-    /// Name, rows and columns of each tile, in the order they lie; an element has 4 bytes.
-    pub tiles: Vec<(&'static str, u32, u32)>,
+    /// Name, rows, columns and bytes of an element of each tile, in the order they lie.
+    pub tiles: Vec<(&'static str, u32, u32, u32)>,
 }
 
 impl SharedMemory {
     /// All of it.
     pub fn bytes(&self) -> u64 {
-        self.tiles.iter().map(|&(_, rows, columns)| 4 * u64::from(rows) * u64::from(columns)).sum()
+        self.tiles
+            .iter()
+            .map(|&(_, rows, columns, bytes)| [rows, columns, bytes].map(u64::from).iter().product::<u64>())
+            .sum()
     }
 
     /// A further tile.
     #[track_caller]
     pub fn tile(&mut self, k: &mut KernelBuilder, name: &'static str, rows: u32, columns: u32) -> SharedTile {
-        let base = *self.base.get_or_insert_with(|| k.dynamic_shared("memory", 16));
+        SharedTile { place: self.place(k, name, [rows, columns, 4], 16), rows, columns }
+    }
+
+    /// A further tile of elements of so many bytes, for the copy engine: at a multiple of 1024 if those before are so long.
+    #[track_caller]
+    pub fn reserve(
+        &mut self,
+        k: &mut KernelBuilder,
+        name: &'static str,
+        rows: u32,
+        columns: u32,
+        bytes: u32,
+    ) -> Pointer<Shared> {
+        self.place(k, name, [rows, columns, bytes], 1024)
+    }
+
+    fn place(&mut self, k: &mut KernelBuilder, name: &'static str, extent: [u32; 3], align: u32) -> Pointer<Shared> {
+        let base = *self.base.get_or_insert_with(|| k.dynamic_shared("memory", align));
         let place = base.offset(self.bytes() as i64);
-        self.tiles.push((name, rows, columns));
-        SharedTile { place, rows, columns }
+        self.tiles.push((name, extent[0], extent[1], extent[2]));
+        place
     }
 }
 

@@ -39,7 +39,9 @@ fn ptxas_accepts_every_kernel() {
             .output()
             .unwrap();
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
-        if !output.status.success() || !log.contains("0 bytes spill stores, 0 bytes spill loads") {
+        let spills = !log.contains("0 bytes spill stores, 0 bytes spill loads");
+        // It says so where matrix instructions that could run on have to wait for each other.
+        if !output.status.success() || spills || log.contains("serialized") {
             failures.lock().unwrap().push(format!("{name}: {log}"));
         }
         if env::var_os("STRATA_PTXAS_REPORT").is_some() {

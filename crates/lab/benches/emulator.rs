@@ -30,12 +30,12 @@ fn bench(criterion: &mut Criterion) {
             v: upload(inputs.v.storage()),
             out: upload(outputs.out.storage()),
             lse: upload(outputs.lse.storage()),
-            workspaces: Vec::new(),
+            ..Buffers::default()
         };
         for workspace in &plan.workspaces {
             buffers.workspaces.push(memory.alloc_zeroed(workspace.bytes).expect("memory"));
         }
-        let launches = plan.launches(&buffers).expect("launches");
+        let launches = plan.launches(&buffers, None).expect("launches");
         let options = Options { threads: 1, ..Options::new(Sm::Sm75) };
         let run = || -> u64 {
             let executed = launches.iter().map(|launch| {

@@ -1,5 +1,6 @@
 //! A stratum's time on a GPU.
 
+use arch::Target;
 use cuda::{Attributes, Clocks, Stream, Timing, TimingOptions};
 use kernels::{Inputs, Layout, PlanError, Problem, Stratum, TensorError, Tiles};
 use ptx::Backend;
@@ -87,7 +88,7 @@ pub fn bench(
     if inputs.is_empty() {
         return Err(BenchError::NoInputs);
     }
-    let plan = kernels::plan(stratum, problem, stream.sm().into(), &Layout::contiguous(problem), tiles)?;
+    let plan = kernels::plan(stratum, problem, Target::best(stream.sm()), &Layout::contiguous(problem), tiles)?;
     let compulsory = problem.compulsory_bytes();
     let workspaces: u64 = plan.workspaces.iter().map(|workspace| workspace.bytes).sum();
     let bytes = u64::try_from(compulsory.read + compulsory.write).unwrap_or(u64::MAX).saturating_add(workspaces);
@@ -102,7 +103,7 @@ pub fn bench(
         .and_then(|()| {
             let mut prepared = Vec::new();
             for resident in &residents {
-                let launches = plan.launches(&resident.buffers)?;
+                let launches = plan.launches(&resident.buffers, stream.multiprocessors())?;
                 let launches = launches.iter().map(|launch| stream.prepare(launch));
                 prepared.push(launches.collect::<Result<Vec<_>, _>>()?);
             }

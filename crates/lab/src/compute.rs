@@ -68,8 +68,19 @@ impl Resident {
             self.allocations.push(storage);
             *address = storage + (tensor.offset() * tensor.dtype().bytes()) as u64;
         }
+        if let Some(varlen) = &problem.varlen {
+            let Buffers { cu_seqlens_q, cu_seqlens_k, .. } = &mut self.buffers;
+            for (address, offsets) in [(cu_seqlens_q, &varlen.cu_seqlens_q), (cu_seqlens_k, &varlen.cu_seqlens_k)] {
+                *address = backend.upload(bytemuck::cast_slice(offsets)).map_err(ComputeError::Backend)?;
+                self.allocations.push(*address);
+            }
+        }
         for workspace in &plan.workspaces {
-            let address = backend.alloc(workspace.bytes).map_err(ComputeError::Backend)?;
+            let address = match workspace.zeroed {
+                true => backend.upload(&vec![0; workspace.bytes as usize]),
+                false => backend.alloc(workspace.bytes),
+            };
+            let address = address.map_err(ComputeError::Backend)?;
             self.allocations.push(address);
             self.buffers.workspaces.push(address);
         }
@@ -121,7 +132,7 @@ pub fn compute<B: Backend>(
 ) -> Result<Computed<B::Report>, ComputeError<B::Error>> {
     let resident = Resident::new(backend, plan, problem, inputs)?;
     let mut run = || {
-        let launches = plan.launches(&resident.buffers)?;
+        let launches = plan.launches(&resident.buffers, backend.multiprocessors())?;
         let reports = launches.iter().map(|launch| backend.launch(launch).map_err(ComputeError::Backend));
         let reports = reports.collect::<Result<_, _>>()?;
         Ok(Computed { outputs: resident.outputs(backend, problem)?, reports })

@@ -1,6 +1,6 @@
 //! Digging: a stratum is run on a problem, checked against the reference, and explained.
 
-use arch::{Gpu, OccupancyError};
+use arch::{Gpu, OccupancyError, Target};
 use cuda::{Stream, TimingOptions};
 use kernels::reference::{all_heads, plain_heads, reference_heads};
 use kernels::{HeadOutput, InputError, Layout, Problem, Stratum, Tiles, Verdict, check};
@@ -70,6 +70,11 @@ pub struct Digger {
 }
 
 impl Digger {
+    /// What is dug.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
     /// Draws or samples the inputs and computes the reference; `full` runs every head.
     ///
     /// # Errors
@@ -154,7 +159,8 @@ impl Digger {
         tiles: Tiles,
     ) -> Result<Verdict, ComputeError<B::Error>> {
         let Sample { problem, inputs, .. } = &self.sample;
-        let plan = kernels::plan(stratum, problem, backend.sm().into(), &Layout::of(problem, inputs)?, Some(tiles))?;
+        let plan =
+            kernels::plan(stratum, problem, Target::best(backend.sm()), &Layout::of(problem, inputs)?, Some(tiles))?;
         let outputs = compute(backend, &plan, problem, inputs)?.outputs;
         Ok(check(problem, &outputs, &self.reference, &self.plain)?)
     }

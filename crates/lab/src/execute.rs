@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use arch::Sm;
+use arch::{Sm, Target};
 use emulator::{Device, DeviceError, MemoryError, Options, Report, RunError};
 use kernels::plan::LaunchPlan;
 use kernels::{InputError, Inputs, Layout, Outputs, Plan, PlanError, Problem, Stratum, TensorError, Tiles};
@@ -89,7 +89,7 @@ pub fn execute(
     sm: Sm,
     watch: Watch<'_>,
 ) -> Result<Execution, ExecuteError> {
-    let plan = kernels::plan(stratum, problem, sm.into(), &Layout::of(problem, inputs)?, Some(tiles))?;
+    let plan = kernels::plan(stratum, problem, Target::best(sm), &Layout::of(problem, inputs)?, Some(tiles))?;
     execute_plan(plan, problem, inputs, watch)
 }
 

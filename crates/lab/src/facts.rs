@@ -21,8 +21,22 @@ const TARGETS: [(&str, usize); 7] =
     [("sm_75", 5), ("sm_80", 5), ("sm_86", 1), ("sm_89", 1), ("sm_90a", 5), ("sm_100a", 1), ("sm_120a", 1)];
 
 /// Head dimensions and types that take different paths through the kernels; lengths that end inside a tile.
-const PROBLEMS: [&str; 5] =
+const ON_CUDA_CORES: [&str; 5] =
     ["1x2x100x64 f32", "1x2x100x32 f32", "1x2x100x128 f32", "1x2x100x128 f16 causal", "1x4/2x70/100x33/40 bf16 causal"];
+
+/// The same for the strata on tensor cores.
+const ON_TENSOR_CORES: [&str; 5] = [
+    "1x2x300x128 f16",
+    "1x2x300x128 bf16 causal",
+    "1x2x300x64 bf16",
+    "1x2x300x256 bf16 causal",
+    "1x4/2x270/300x96/72 f16 window=100,20",
+];
+
+/// Which problems a stratum is described by.
+fn problems(stratum: Stratum) -> [&'static str; 5] {
+    if Stratum::ON_CUDA_CORES.contains(&stratum) { ON_CUDA_CORES } else { ON_TENSOR_CORES }
+}
 
 /// The text about a stratum on an architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,11 +75,12 @@ pub fn sheets() -> Result<Vec<Sheet>, FactsError> {
     let all: Vec<_> = TARGETS
         .into_iter()
         .flat_map(|(target, problems)| Stratum::ALL.map(|stratum| (target, problems, stratum)))
+        .filter(|(target, _, stratum)| target.parse().is_ok_and(|target| stratum.runs_on(target)))
         .collect();
     all.into_par_iter()
-        .map(|(target, problems, stratum)| {
+        .map(|(target, count, stratum)| {
             let mut text = format!("{stratum} on {target}. Written by `cargo run --release -- facts`.\n");
-            for problem in &PROBLEMS[..problems] {
+            for problem in &problems(stratum)[..count] {
                 describe(&mut text, stratum, target, problem)?;
             }
             Ok(Sheet { path: PathBuf::from(target).join(format!("{stratum}.txt")), text })

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use arch::{Sm, Target};
 use emulator::filetest::FileTest;
 use kernels::{Dtype, Inputs, Layout, Problem, Stratum};
 use lab::Watch;
@@ -38,11 +39,15 @@ fn print(name: &str, mutated: &Mutated) -> Tally {
 fn strata() -> Tally {
     let mut all = Tally::default();
     for stratum in Stratum::ALL {
-        for dtype in [Dtype::F32, Dtype::F16] {
-            let problem = Problem::builder(1, 1, 48, 32).dtype(dtype).causal().build().unwrap();
+        let sm = if stratum.runs_on(Sm::Sm80.into()) { Sm::Sm80 } else { Sm::Sm90 };
+        let covered = stratum.coverage().dtypes;
+        for dtype in [Dtype::F32, Dtype::F16].into_iter().filter(|dtype| covered.contains(dtype)) {
+            // Several tiles for a CTA that stays, several blocks for each.
+            let (heads, seqlen) = if stratum == Stratum::V3 { (2, 400) } else { (1, 48) };
+            let problem = Problem::builder(1, heads, seqlen, 32).dtype(dtype).causal().build().unwrap();
             let inputs = Inputs::randn(&problem, 3).unwrap();
             let layout = Layout::of(&problem, &inputs).unwrap();
-            let plan = kernels::plan(stratum, &problem, arch::Sm::Sm80.into(), &layout, None).unwrap();
+            let plan = kernels::plan(stratum, &problem, Target::best(sm), &layout, None).unwrap();
             for launch in 0..plan.launches.len() {
                 let subject = StratumLaunch::new(plan.clone(), launch, problem.clone(), inputs.clone()).unwrap();
                 let mutated = mutate(&subject, Watch::default()).unwrap();

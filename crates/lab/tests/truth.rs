@@ -272,7 +272,7 @@ fn own_kernels() {
     for dtype in Dtype::ALL {
         let problem: Problem = format!("{} {dtype}", record["problem"].as_str().unwrap()).parse().unwrap();
         let inputs = Inputs::randn(&problem, 1).unwrap();
-        for stratum in Stratum::ALL {
+        for stratum in Stratum::ON_CUDA_CORES {
             let layout = Layout::contiguous(&problem);
             let plan = kernels::plan(stratum, &problem, "sm_90a".parse().unwrap(), &layout, None).unwrap();
             for launch in execute::execute_plan(plan, &problem, &inputs, Watch::default()).unwrap().launches {

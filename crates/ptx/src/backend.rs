@@ -16,6 +16,10 @@ pub trait Backend {
     /// The architecture that kernels must be written for.
     fn sm(&self) -> Sm;
 
+    /// How many CTAs run at once where each takes a multiprocessor for itself; `None` where that does not matter, and a CTA
+    /// need not do the work of several.
+    fn multiprocessors(&self) -> Option<u32>;
+
     /// An allocation of `bytes` bytes with nothing in it, at a multiple of 256.
     ///
     /// # Errors

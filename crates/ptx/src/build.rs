@@ -31,6 +31,8 @@
 //!
 //! The first thing that goes wrong is kept and returned by [`KernelBuilder::finish`]; no call panics.
 
+pub(crate) mod tensor;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
@@ -693,6 +695,21 @@ impl KernelBuilder {
         d
     }
 
+    /// Whether `a` compares so to `b` or the condition holds.
+    #[track_caller]
+    pub fn setp_or<T: Comparable>(
+        &mut self,
+        compare: Compare,
+        a: impl Into<Src<T>>,
+        b: impl Into<Src<T>>,
+        condition: impl Into<Condition>,
+    ) -> Reg<Pred> {
+        let d = self.reg::<Pred>();
+        let operands = vec![d.register.into(), a.into().operand, b.into().operand, condition.into().operand()];
+        self.emit(Opcode::Setp, &[&[compare.modifier(), Modifier::Or, Modifier::Type(T::TYPE)]], operands);
+        d
+    }
+
     /// `a` where the condition holds, `b` elsewhere.
     #[track_caller]
     pub fn selp<T: Comparable>(
@@ -720,6 +737,22 @@ impl KernelBuilder {
         let (a, b) = if negated { (b, a) } else { (a, b) };
         let operands = vec![d.register.into(), a, b, predicate.register.into()];
         self.emit(Opcode::Selp, &[&[Modifier::Type(T::TYPE)]], operands);
+    }
+
+    /// A predicate that holds or does not.
+    #[track_caller]
+    pub fn mov_p(&mut self, value: bool) -> Reg<Pred> {
+        let d = self.reg();
+        self.mov_p_to(d, value);
+        d
+    }
+
+    /// A predicate that holds or does not, into `d`.
+    #[track_caller]
+    pub fn mov_p_to(&mut self, d: Reg<Pred>, value: bool) {
+        let compare = if value { Compare::Eq } else { Compare::Ne };
+        let operands = vec![d.register.into(), Operand::Integer(0), Operand::Integer(0)];
+        self.emit(Opcode::Setp, &[&[compare.modifier(), Modifier::Type(Type::S32)]], operands);
     }
 
     // ---- halves
@@ -824,8 +857,8 @@ impl KernelBuilder {
 
     /// Waits at barrier `id` until `threads` threads are there.
     #[track_caller]
-    pub fn bar_sync_count(&mut self, id: u32, threads: u32) {
-        let operands = vec![Operand::Integer(id.into()), Operand::Integer(threads.into())];
+    pub fn bar_sync_count(&mut self, id: impl Into<Src<U32>>, threads: u32) {
+        let operands = vec![id.into().operand, Operand::Integer(threads.into())];
         self.emit(Opcode::Bar, &[&[Modifier::Sync]], operands);
     }
 

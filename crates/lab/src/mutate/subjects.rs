@@ -54,10 +54,15 @@ impl StratumLaunch {
         if launch >= count {
             return Err(SubjectError::Launch { index: launch, count });
         }
-        let mut device = Device::new(Options::new(plan.config.target.sm()));
+        let mut device = Self::device(Options::new(plan.config.target.sm()));
         let computed = compute(&mut device, &plan, &problem, &inputs);
         let expected = computed.map_err(|error| SubjectError::Compute(Box::new(error)))?.outputs;
         Ok(Self { plan, launch, problem, inputs, expected })
+    }
+
+    /// A device on which a CTA that stays takes every tile: its rings go round.
+    fn device(options: Options<'_>) -> Device<'_> {
+        Device { multiprocessors: Some(1), ..Device::new(options) }
     }
 }
 
@@ -73,7 +78,7 @@ impl Subject for StratumLaunch {
     fn run(&self, kernel: &Kernel, options: &Options<'_>) -> Result<Ran, RunError> {
         let mut plan = self.plan.clone();
         plan.launches[self.launch].kernel = kernel.clone();
-        let mut device = Device::new(options.clone());
+        let mut device = Self::device(options.clone());
         match compute(&mut device, &plan, &self.problem, &self.inputs) {
             Ok(computed) => Ok(Ran {
                 right: same(&computed.outputs, &self.expected),

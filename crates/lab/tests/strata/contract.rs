@@ -75,7 +75,7 @@ fn head_dims_and_lengths() {
     for (d, d_v) in dims {
         for dtype in Dtype::ALL {
             for mask in [Mask::FULL, Mask::CAUSAL] {
-                for stratum in Stratum::ALL {
+                for stratum in Stratum::ON_CUDA_CORES {
                     let (seqlen_q, seqlen_k) = lengths[count % lengths.len()];
                     let sm = [Sm::Sm75, Sm::Sm90, Sm::Sm80][count / 5 % 3];
                     let spec = ProblemSpec::new(1, 2, seqlen_q, d).seqlen_k(seqlen_k).head_dim_v(d_v);
@@ -95,7 +95,7 @@ fn tile_sizes() {
     let tiles =
         [(16, 16, 64), (64, 32, 128), (32, 64, 128), (64, 16, 256), (48, 48, 256), (8, 32, 128), (128, 16, 512)];
     for (index, (block_q, block_kv, threads)) in tiles.into_iter().enumerate() {
-        for stratum in Stratum::ALL {
+        for stratum in Stratum::ON_CUDA_CORES {
             let tiles = Tiles { block_q, block_kv, threads };
             let spec = ProblemSpec::new(2, 1, 130, 48).seqlen_k(77).mask([Mask::FULL, Mask::CAUSAL][index % 2]);
             within_tolerance(stratum, Sm::Sm75, &spec, Some(tiles), index as u64);

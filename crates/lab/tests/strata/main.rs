@@ -2,6 +2,7 @@
 
 mod contract;
 mod counters;
+mod hopper;
 
 use arch::Sm;
 use kernels::{Inputs, Problem, Stratum, Tiles};
@@ -15,6 +16,6 @@ fn run(
     inputs: &Inputs,
     tiles: Option<Tiles>,
 ) -> Result<Execution, ExecuteError> {
-    let tiles = tiles.unwrap_or_else(|| stratum.default_tiles(sm, problem.head_dim, problem.head_dim_v));
+    let tiles = tiles.unwrap_or_else(|| stratum.default_tiles(sm, problem));
     execute(stratum, tiles, problem, inputs, sm, Watch { cancel: None, progress: None })
 }

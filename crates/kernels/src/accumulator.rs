@@ -1,0 +1,349 @@
+//! Rows of a matrix as tensor cores leave them in registers, and online softmax on them.
+//!
+//! `mma` and `wgmma` share one arrangement (PTX ISA, "Matrix fragments for mma.m16n8k16" and "Register fragments for
+//! wgmma.mma_async.m64nNk16"): of every 16 rows by 8 columns, a lane holds two neighbouring columns, `2 (lane mod 4)` and
+//! the next, in the rows `lane / 4` and `lane / 4 + 8`. So four lanes, a *quad*, share a row, a thread has two rows, and
+//! what is computed per row comes in pairs, [`PerRow`].
+
+use std::f32::consts::LN_2;
+use std::panic::Location;
+
+use ptx::{B32, Compare, F32, Global, KernelBuilder, Pointer, Pred, Reg, S32, U32, U64};
+
+use crate::Dtype;
+use crate::convert::Words;
+use crate::softmax::finite_max;
+
+/// Something for each of a thread's two rows.
+pub type PerRow<T> = [T; 2];
+
+/// Columns of one fragment.
+const FRAGMENT: u32 = 8;
+
+/// Where a thread stands in its warp's fragments.
+#[derive(Clone, Copy, Debug)]
+pub struct Quad {
+    /// Its place in the quad, `0..4`.
+    pub place: Reg<U32>,
+    /// The first of its two rows among the warp's 16; the other is 8 further.
+    pub row: Reg<U32>,
+}
+
+impl Quad {
+    /// Of the thread whose lane this is.
+    #[track_caller]
+    pub fn of_lane(k: &mut KernelBuilder, lane: Reg<U32>) -> Self {
+        k.at(Location::caller(), |k| Self { place: k.and(lane, 3), row: k.shr(lane, 2) })
+    }
+}
+
+/// Sixteen rows of f32 for each warp.
+#[derive(Clone, Debug)]
+pub struct Accumulator {
+    /// `[columns / 8][row][column of two]`.
+    pub values: Vec<Reg<F32>>,
+}
+
+/// The keys that a thread's rows see of a block, counted from the thread's first column: those from `first` (where there
+/// is such a bound) up to `end`, exclusive.
+#[derive(Clone, Copy, Debug)]
+pub struct Visible {
+    /// The first key seen.
+    pub first: Option<PerRow<Reg<S32>>>,
+    /// The first key after those.
+    pub end: PerRow<Reg<S32>>,
+}
+
+impl Accumulator {
+    /// Registers for so many columns, a multiple of 8, that hold nothing yet.
+    pub fn new(k: &mut KernelBuilder, columns: u32) -> Self {
+        Self { values: k.regs(columns as usize / 2) }
+    }
+
+    /// Columns.
+    pub fn columns(&self) -> u32 {
+        2 * self.values.len() as u32
+    }
+
+    /// Sets every element to 0.
+    #[track_caller]
+    pub fn clear(&self, k: &mut KernelBuilder) {
+        self.values.iter().for_each(|&value| k.mov_to(value, 0.0));
+    }
+
+    /// The thread's elements of a row, with their columns counted from the thread's first.
+    fn row(&self, row: usize) -> impl Iterator<Item = (i32, Reg<F32>)> + '_ {
+        let fragments = self.values.chunks_exact(4).enumerate();
+        fragments.flat_map(move |(index, fragment)| {
+            let first = (index as u32 * FRAGMENT) as i32;
+            [(first, fragment[2 * row]), (first + 1, fragment[2 * row + 1])]
+        })
+    }
+
+    /// Joins a thread's elements of each row, in `chains` independent chains so that one does not wait for the other.
+    fn reduce(&self, k: &mut KernelBuilder, chains: usize, join: Join) -> PerRow<Reg<F32>> {
+        [0, 1].map(|row| {
+            let values: Vec<_> = self.row(row).map(|(_, value)| value).collect();
+            let chains = chains.min(values.len() / 2).max(1);
+            let partial = (0..chains).map(|chain| {
+                let mut values = values.iter().skip(chain).step_by(chains);
+                let first = *values.next().unwrap_or(&self.values[0]);
+                values.fold(first, |total, &value| join(k, total, value))
+            });
+            let partial: Vec<_> = partial.collect();
+            partial[1..].iter().fold(partial[0], |total, &value| join(k, total, value))
+        })
+    }
+
+    /// The largest of each row.
+    #[track_caller]
+    pub fn row_max(&self, k: &mut KernelBuilder) -> PerRow<Reg<F32>> {
+        k.at(Location::caller(), |k| {
+            let largest = self.reduce(k, 4, KernelBuilder::max);
+            across_quad(k, largest, KernelBuilder::max)
+        })
+    }
+
+    /// The sum of each row over this thread's columns alone.
+    #[track_caller]
+    pub fn thread_sums(&self, k: &mut KernelBuilder) -> PerRow<Reg<F32>> {
+        k.at(Location::caller(), |k| self.reduce(k, 2, KernelBuilder::add))
+    }
+
+    /// Multiplies each row by its number.
+    #[track_caller]
+    pub fn scale_rows(&self, k: &mut KernelBuilder, factors: PerRow<Reg<F32>>) {
+        k.at(Location::caller(), |k| {
+            for (row, factor) in factors.into_iter().enumerate() {
+                self.row(row).for_each(|(_, value)| k.mul_to(value, value, factor));
+            }
+        });
+    }
+
+    /// The scores of keys that are not seen become minus infinity.
+    #[track_caller]
+    pub fn hide(&self, k: &mut KernelBuilder, visible: &Visible) {
+        k.at(Location::caller(), |k| {
+            for row in 0..2 {
+                for (column, score) in self.row(row) {
+                    let mut hidden = k.setp(Compare::Le, visible.end[row], column);
+                    if let Some(first) = visible.first {
+                        hidden = k.setp_or(Compare::Gt, first[row], column, hidden);
+                    }
+                    k.selp_to(score, f32::NEG_INFINITY, score, hidden);
+                }
+            }
+        });
+    }
+
+    /// The elements rounded to the 16-bit type, as the left factor of the next product: for each 16 columns four
+    /// registers (PTX ISA, same sections: fragment A). Goes to `to`, which has a quarter of the columns.
+    #[track_caller]
+    pub fn narrow_to(&self, k: &mut KernelBuilder, dtype: Dtype, to: &[Reg<B32>]) {
+        k.at(Location::caller(), |k| {
+            for (pair, &to) in self.values.chunks_exact(2).zip(to) {
+                match dtype {
+                    Dtype::Bf16 => k.cvt_bf16x2_to(to.cast(), pair[1], pair[0]),
+                    _ => k.cvt_f16x2_to(to.cast(), pair[1], pair[0]),
+                }
+            }
+        });
+    }
+
+    /// Stores the rows, each multiplied by its factor and rounded to `rows.dtype`.
+    ///
+    /// Four lanes exchange what they hold so that each stores 8 neighbouring columns at once.
+    #[track_caller]
+    pub fn store(&self, k: &mut KernelBuilder, quad: Quad, rows: &OutRows, factors: PerRow<Reg<F32>>) {
+        k.at(Location::caller(), |k| {
+            let odd = [1, 2].map(|bit| {
+                let bit = k.and(quad.place, bit);
+                k.setp(Compare::Ne, bit, 0)
+            });
+            let column = k.mul(quad.place, FRAGMENT);
+            for row in 0..2 {
+                // For each fragment, this thread's two columns in one word.
+                let words: Vec<Reg<B32>> = self
+                    .values
+                    .chunks_exact(4)
+                    .map(|fragment| {
+                        let [low, high] = [0, 1].map(|column| k.mul(fragment[2 * row + column], factors[row]));
+                        match rows.dtype {
+                            Dtype::Bf16 => k.cvt_bf16x2(high, low).bits(),
+                            _ => k.cvt_f16x2(high, low).bits(),
+                        }
+                    })
+                    .collect();
+                for (group, words) in words.chunks(4).enumerate() {
+                    let words = transpose_in_quad(k, words, odd);
+                    let first = group as u32 * 4 * FRAGMENT;
+                    rows.store_eight(k, row, first, column, &words);
+                }
+            }
+        });
+    }
+}
+
+type Join = fn(&mut KernelBuilder, Reg<F32>, Reg<F32>) -> Reg<F32>;
+
+/// Joins the partial results of the four lanes that share a row; all of them get the whole.
+fn across_quad(k: &mut KernelBuilder, partial: PerRow<Reg<F32>>, join: Join) -> PerRow<Reg<F32>> {
+    partial.map(|mut total| {
+        for lane_mask in [1, 2] {
+            let other = k.shfl_bfly(total, lane_mask);
+            total = join(k, total, other);
+        }
+        total
+    })
+}
+
+/// Lane `q` of a quad gives word `i` to lane `i` and gets that lane's word `q`: the transpose of a 4x4 matrix, by
+/// exchanging with the lane one apart, then with the lane two apart. Fewer than four words are padded with the last.
+fn transpose_in_quad(k: &mut KernelBuilder, words: &[Reg<B32>], odd: [Reg<Pred>; 2]) -> [Reg<B32>; 4] {
+    let last = words[words.len() - 1];
+    let mut words = [0, 1, 2, 3].map(|index| words.get(index).copied().unwrap_or(last));
+    for (bit, odd) in [(1, odd[0]), (2, odd[1])] {
+        for low in (0..4).filter(|index| index & bit == 0) {
+            let high = low | bit;
+            let sent = k.selp(words[low], words[high], odd);
+            let got = k.shfl_bfly(sent, bit as u32);
+            words[low] = k.selp(got, words[low], odd);
+            words[high] = k.selp(words[high], got, odd);
+        }
+    }
+    words
+}
+
+/// A thread's two rows of the output in global memory.
+#[derive(Clone, Copy, Debug)]
+pub struct OutRows {
+    /// The addresses of the rows' first elements.
+    pub rows: PerRow<Reg<U64>>,
+    /// Whether the row is one of the output.
+    pub inside: PerRow<Reg<Pred>>,
+    /// Elements of a row.
+    pub columns: u32,
+    /// Their type, of 16 bits.
+    pub dtype: Dtype,
+    /// Neighbouring elements, 1, 2, 4 or 8, that may be stored at once.
+    pub vector: u32,
+}
+
+impl OutRows {
+    /// Stores eight columns, from `first + column` on; those past the end are left out.
+    fn store_eight(&self, k: &mut KernelBuilder, row: usize, first: u32, column: Reg<U32>, words: &[Reg<B32>; 4]) {
+        if first >= self.columns {
+            return;
+        }
+        let place = k.mad_wide(column, self.dtype.bytes() as u32, self.rows[row]);
+        let store = |k: &mut KernelBuilder, offset: u32, whole: bool, words: Words| {
+            let inside = if whole {
+                self.inside[row]
+            } else {
+                let left = self.columns.saturating_sub(first + offset);
+                k.setp_and(Compare::Lt, column, left, self.inside[row])
+            };
+            let place = Pointer::<Global>::at(place).offset(i64::from((first + offset) * self.dtype.bytes() as u32));
+            k.when(inside, |k| words.store(k, place));
+        };
+        let whole = first + 4 * FRAGMENT <= self.columns;
+        match self.vector {
+            8 => store(k, 0, whole, Words::Full(words.to_vec())),
+            2 | 4 => {
+                let step = self.vector / 2;
+                for (index, words) in words.chunks(step as usize).enumerate() {
+                    store(k, index as u32 * self.vector, whole, Words::Full(words.to_vec()));
+                }
+            }
+            _ => {
+                for (index, &word) in words.iter().enumerate() {
+                    for (half, value) in k.unpack(word).into_iter().enumerate() {
+                        store(k, (2 * index + half) as u32, whole, Words::Half(value));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The running maximum and the running sum of a thread's rows (Milakov and Gimelshein 2018).
+#[derive(Clone, Copy, Debug)]
+pub struct RowState {
+    /// The largest score so far.
+    max: PerRow<Reg<F32>>,
+    /// The sum of exponentials so far, of this thread's columns.
+    sum: PerRow<Reg<F32>>,
+    /// What takes a score to an exponent to base 2.
+    scale: Reg<F32>,
+}
+
+impl RowState {
+    /// A state that holds nothing yet, of scores that are to be multiplied by `scale`, which has a factor `log2(e)`.
+    #[track_caller]
+    pub fn new(k: &mut KernelBuilder, scale: Reg<F32>) -> Self {
+        Self { max: [k.reg(), k.reg()], sum: [k.reg(), k.reg()], scale }
+    }
+
+    /// The state before any key.
+    #[track_caller]
+    pub fn clear(&self, k: &mut KernelBuilder) {
+        self.max.iter().for_each(|&max| k.mov_to(max, f32::NEG_INFINITY));
+        self.sum.iter().for_each(|&sum| k.mov_to(sum, 0.0));
+    }
+
+    /// Takes another state over.
+    #[track_caller]
+    pub fn set(&self, k: &mut KernelBuilder, other: &Self) {
+        for (&to, &from) in self.max.iter().zip(&other.max).chain(self.sum.iter().zip(&other.sum)) {
+            k.mov_to(to, from);
+        }
+    }
+
+    /// Takes a block of scores in: they become their exponentials. Returns what the sums before, and with them the
+    /// output, are to be multiplied by. `finite` promises that every row has seen a key.
+    #[track_caller]
+    pub fn absorb(&self, k: &mut KernelBuilder, scores: &Accumulator, finite: bool) -> PerRow<Reg<F32>> {
+        k.at(Location::caller(), |k| {
+            let largest = scores.row_max(k);
+            let rescale = [0, 1].map(|row| {
+                let max = self.max[row];
+                let before = k.mov(max);
+                k.max_to(max, max, largest[row]);
+                let base = if finite { max } else { finite_max(k, max) };
+                let base = k.mul(base, self.scale);
+                let base = k.neg(base);
+                for (_, score) in scores.row(row) {
+                    k.fma_to(score, score, self.scale, base);
+                    k.ex2_to(score, score);
+                }
+                let change = k.fma(before, self.scale, base);
+                k.ex2(change)
+            });
+            let sums = scores.thread_sums(k);
+            for row in 0..2 {
+                k.fma_to(self.sum[row], self.sum[row], rescale[row], sums[row]);
+            }
+            rescale
+        })
+    }
+
+    /// What the output is to be multiplied by in the end, one over the sum, and the logarithm of the sum of exponentials.
+    /// Of a row that saw no key they are 1 and minus infinity.
+    #[track_caller]
+    pub fn finish(&self, k: &mut KernelBuilder) -> (PerRow<Reg<F32>>, PerRow<Reg<F32>>) {
+        k.at(Location::caller(), |k| {
+            let sums = across_quad(k, self.sum, KernelBuilder::add);
+            let inverse = sums.map(|sum| {
+                let empty = k.setp(Compare::Eq, sum, 0.0);
+                let sum = k.selp(1.0, sum, empty);
+                k.rcp_approx(sum)
+            });
+            let lse = [0, 1].map(|row| {
+                let log = k.lg2(sums[row]);
+                let log = k.fma(self.max[row], self.scale, log);
+                k.mul(log, LN_2)
+            });
+            (inverse, lse)
+        })
+    }
+}

@@ -1,0 +1,333 @@
+//! What Hopper adds to the vocabulary: tiles that the copy engine fills and matrix instructions read from shared memory,
+//! rings of them between the warp that loads and the warpgroups that compute, and turns.
+
+use std::panic::Location;
+
+use ptx::{KernelBuilder, Pointer, Pred, Reg, S32, Shared, TensorMapParam, U32, U64};
+
+use crate::Dtype;
+use crate::accumulator::Accumulator;
+
+/// Threads of a warpgroup: four warps that issue matrix instructions together.
+pub const WARPGROUP: u32 = 128;
+
+/// Rows of the left factor that a warpgroup's matrix instruction multiplies.
+pub const ROWS: u32 = 64;
+
+/// Columns of a slab: 128 bytes of a 16-bit type, the widest row that the swizzles of the copy engine and of matrix
+/// descriptors know. A tile of more columns is several slabs, one after the other.
+pub const SLAB: u32 = 64;
+
+/// Bytes of a slab's row.
+const SLAB_ROW: u32 = 2 * SLAB;
+
+/// Elements along the inner dimension of one matrix instruction on 16-bit types.
+const STEP: u32 = 16;
+
+/// A tile of a 16-bit type in shared memory: slabs of 64 columns, the 16-byte chunks of each row permuted by the 128-byte
+/// swizzle, as the copy engine leaves them. It starts at a multiple of 1024 bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Tile {
+    /// Rows, a multiple of 8.
+    pub rows: u32,
+    /// Columns, a multiple of 64.
+    pub columns: u32,
+}
+
+impl Tile {
+    /// Its size.
+    pub fn bytes(self) -> u32 {
+        2 * self.rows * self.columns
+    }
+
+    /// Its slabs: the first column and the byte at which the slab starts.
+    pub fn slabs(self) -> impl Iterator<Item = (u32, u32)> {
+        (0..self.columns).step_by(SLAB as usize).map(move |column| (column, column / SLAB * self.rows * SLAB_ROW))
+    }
+
+    /// Has the copy engine bring the tile's elements: `rows` are the coordinates of the tensor's dimensions beyond the
+    /// columns. What lies outside the tensor becomes 0.
+    #[track_caller]
+    pub fn load(self, k: &mut KernelBuilder, to: Reg<U32>, map: TensorMapParam, rows: &[Reg<S32>], full: Reg<U32>) {
+        k.at(Location::caller(), |k| {
+            for (column, offset) in self.slabs() {
+                let column = k.mov::<S32>(column as i32);
+                let coordinates = [&[column][..], rows].concat();
+                k.tensor_load(Pointer::at(to).offset(offset.into()), map, &coordinates, Pointer::at(full));
+            }
+        });
+    }
+
+    /// The descriptor of the tile at `address` for products along its rows (its columns are the inner dimension).
+    #[track_caller]
+    pub fn descriptor(self, k: &mut KernelBuilder, address: Reg<U32>) -> Reg<U64> {
+        // Eight rows of a slab lie 1024 bytes apart from the next eight; the leading offset has no meaning here.
+        matrix_descriptor(k, address, 16, 8 * SLAB_ROW)
+    }
+
+    /// The descriptor of the tile at `address` for products along its columns (its rows are the inner dimension).
+    #[track_caller]
+    pub fn transposed_descriptor(self, k: &mut KernelBuilder, address: Reg<U32>) -> Reg<U64> {
+        matrix_descriptor(k, address, self.rows * SLAB_ROW, 8 * SLAB_ROW)
+    }
+
+    /// How far `descriptor` moves to the next 16 columns, from step to step.
+    fn along_columns(self) -> impl Iterator<Item = u64> {
+        (0..self.columns / STEP).map(move |step| {
+            let (slab, within) = (step * STEP / SLAB, step * STEP % SLAB);
+            u64::from((slab * self.rows * SLAB_ROW + 2 * within) >> 4)
+        })
+    }
+
+    /// How far `transposed_descriptor` moves to the next 16 rows, from step to step.
+    fn along_rows(self) -> impl Iterator<Item = u64> {
+        (0..self.rows / STEP).map(|step| u64::from((step * STEP * SLAB_ROW) >> 4))
+    }
+}
+
+/// A matrix descriptor with the 128-byte swizzle (PTX ISA, "Shared memory matrix layout" of wgmma): the address and the
+/// offsets in units of 16 bytes at bits 0, 16 and 32, the swizzle at bit 62.
+fn matrix_descriptor(k: &mut KernelBuilder, address: Reg<U32>, leading: u32, stride: u32) -> Reg<U64> {
+    const SWIZZLE_128: u64 = 1 << 62;
+    let fixed = SWIZZLE_128 | u64::from(leading >> 4) << 16 | u64::from(stride >> 4) << 32;
+    let address = k.shr(address, 4);
+    let address = k.and(address, 0x3fff);
+    let address = k.cvt::<U64, _>(address);
+    k.or(address, fixed)
+}
+
+/// `scores = queries x keys^T` of one warpgroup, under way: to be waited for.
+#[track_caller]
+pub fn multiply_rows(
+    k: &mut KernelBuilder,
+    scores: &Accumulator,
+    (queries, q): (Tile, Reg<U64>),
+    (keys, kv): (Tile, Reg<U64>),
+    (never, always): (Reg<Pred>, Reg<Pred>),
+    dtype: Dtype,
+) {
+    k.at(Location::caller(), |k| {
+        k.wgmma_fence();
+        for (step, (a, b)) in queries.along_columns().zip(keys.along_columns()).enumerate() {
+            let (a, b) = (k.add(q, a), k.add(kv, b));
+            let accumulate = if step == 0 { never } else { always };
+            k.wgmma_shared(&scores.values, a, b, accumulate, dtype.ty());
+        }
+        k.wgmma_commit();
+    });
+}
+
+/// `out += p x values` of one warpgroup, under way: to be waited for. `p` is in registers, see [`Accumulator::narrow_to`].
+#[track_caller]
+pub fn multiply_columns(
+    k: &mut KernelBuilder,
+    out: &Accumulator,
+    p: &[Reg<ptx::B32>],
+    (values, v): (Tile, Reg<U64>),
+    always: Reg<Pred>,
+    dtype: Dtype,
+) {
+    k.at(Location::caller(), |k| {
+        k.wgmma_fence();
+        for (a, b) in p.chunks_exact(4).zip(values.along_rows()) {
+            let b = k.add(v, b);
+            k.wgmma_registers(&out.values, a, b, always, dtype.ty());
+        }
+        k.wgmma_commit();
+    });
+}
+
+/// Tiles in shared memory that one warp fills and others read, one after the other and round again.
+///
+/// Each has two barriers: *full* completes when its bytes have come, *empty* when every reading warp is done with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Ring {
+    /// The address of the first tile.
+    pub tiles: Reg<U32>,
+    /// The address of the first barrier; all the full ones, then all the empty ones.
+    pub barriers: Reg<U32>,
+    /// Bytes from one tile to the next.
+    pub step: u32,
+    /// How many tiles there are.
+    pub stages: u32,
+}
+
+/// Bytes of a barrier in shared memory.
+pub const BARRIER: u32 = 8;
+
+/// Where a warp stands in a ring: which tile, and how often it has been round, modulo 2.
+#[derive(Clone, Copy, Debug)]
+pub struct Cursor {
+    stage: Reg<U32>,
+    round: Reg<U32>,
+}
+
+impl Cursor {
+    /// At the first tile.
+    #[track_caller]
+    pub fn new(k: &mut KernelBuilder) -> Self {
+        Self { stage: k.mov(0), round: k.mov(0) }
+    }
+}
+
+impl Ring {
+    /// A ring of `stages` tiles of `step` bytes, and its barriers, which `2 * stages` of them follow each other.
+    pub fn new(tiles: Reg<U32>, barriers: Reg<U32>, step: u32, stages: u32) -> Self {
+        Self { tiles, barriers, step, stages }
+    }
+
+    /// Prepares the barriers, for `readers` warps; one thread of the CTA does, before any other uses them.
+    #[track_caller]
+    pub fn init(&self, k: &mut KernelBuilder, readers: u32) {
+        k.at(Location::caller(), |k| {
+            for stage in 0..self.stages {
+                k.mbarrier_init(Pointer::at(self.barriers).offset((BARRIER * stage).into()), 1);
+                k.mbarrier_init(Pointer::at(self.barriers).offset((BARRIER * (self.stages + stage)).into()), readers);
+            }
+        });
+    }
+
+    /// The address of the tile at the cursor.
+    #[track_caller]
+    pub fn tile(&self, k: &mut KernelBuilder, at: Cursor) -> Reg<U32> {
+        k.mad(at.stage, self.step, self.tiles)
+    }
+
+    /// The descriptor of the tile at the cursor, from that of the first.
+    #[track_caller]
+    pub fn descriptor(&self, k: &mut KernelBuilder, at: Cursor, first: Reg<U64>) -> Reg<U64> {
+        let offset = k.mul_wide(at.stage, self.step >> 4);
+        k.add(first, offset)
+    }
+
+    /// The address of the cursor's full barrier.
+    #[track_caller]
+    pub fn full(&self, k: &mut KernelBuilder, at: Cursor) -> Reg<U32> {
+        k.mad(at.stage, BARRIER, self.barriers)
+    }
+
+    /// Waits until the tile has come.
+    #[track_caller]
+    pub fn wait_full(&self, k: &mut KernelBuilder, at: Cursor) {
+        k.at(Location::caller(), |k| {
+            let full = self.full(k, at);
+            k.mbarrier_wait(Pointer::at(full), at.round);
+        });
+    }
+
+    /// Waits until the tile may be filled, which the first time round it may, and expects `bytes` to come.
+    /// Returns the barrier they are to complete on.
+    #[track_caller]
+    pub fn begin_filling(&self, k: &mut KernelBuilder, at: Cursor, bytes: u32) -> Reg<U32> {
+        k.at(Location::caller(), |k| {
+            let full = self.full(k, at);
+            let before = k.xor(at.round, 1);
+            k.mbarrier_wait(self.empty(full), before);
+            k.mbarrier_arrive_expect(Pointer::at(full), bytes);
+            full
+        })
+    }
+
+    /// Waits until the tile may be filled by this thread's own stores.
+    #[track_caller]
+    pub fn wait_empty(&self, k: &mut KernelBuilder, at: Cursor) {
+        k.at(Location::caller(), |k| {
+            let full = self.full(k, at);
+            let before = k.xor(at.round, 1);
+            k.mbarrier_wait(self.empty(full), before);
+        });
+    }
+
+    /// Says that a tile filled by this thread's own stores is there.
+    #[track_caller]
+    pub fn fill(&self, k: &mut KernelBuilder, at: Cursor) {
+        k.at(Location::caller(), |k| {
+            let full = self.full(k, at);
+            k.mbarrier_arrive(Pointer::at(full));
+        });
+    }
+
+    /// Says that this warp is done with the tile.
+    #[track_caller]
+    pub fn release(&self, k: &mut KernelBuilder, at: Cursor, leader: impl Into<ptx::Condition>) {
+        let leader = leader.into();
+        k.at(Location::caller(), |k| {
+            let full = self.full(k, at);
+            let empty = self.empty(full);
+            k.when(leader, |k| k.mbarrier_arrive(empty));
+        });
+    }
+
+    fn empty(&self, full: Reg<U32>) -> Pointer<Shared> {
+        Pointer::at(full).offset((BARRIER * self.stages).into())
+    }
+
+    /// Moves the cursor to the next tile.
+    #[track_caller]
+    pub fn advance(&self, k: &mut KernelBuilder, at: Cursor) {
+        k.at(Location::caller(), |k| {
+            if self.stages == 1 {
+                return k.xor_to(at.round, at.round, 1);
+            }
+            k.add_to(at.stage, at.stage, 1);
+            let over = k.setp(ptx::Compare::Eq, at.stage, self.stages);
+            k.when(over, |k| {
+                k.mov_to(at.stage, 0);
+            });
+            k.when(over, |k| k.xor_to(at.round, at.round, 1));
+        });
+    }
+}
+
+/// Warpgroups that take turns: while one has the tensor cores, the others compute on what theirs gave.
+///
+/// Each waits at a named barrier of its own, at which the one before it arrives.
+#[derive(Clone, Copy, Debug)]
+pub struct Turns {
+    own: Reg<U32>,
+    next: Reg<U32>,
+    groups: u32,
+    group: Reg<U32>,
+}
+
+/// Named barriers before the turns' own: the CTA's.
+const FIRST_TURN: u32 = 1;
+
+impl Turns {
+    /// The turns of `groups` warpgroups, this one being `group`; the first may begin. None when there is but one group.
+    #[track_caller]
+    pub fn new(k: &mut KernelBuilder, group: Reg<U32>, groups: u32) -> Option<Self> {
+        (groups > 1).then(|| {
+            k.at(Location::caller(), |k| {
+                let own = k.add(group, FIRST_TURN);
+                let last = k.setp(ptx::Compare::Eq, group, groups - 1);
+                let next = k.add(group, FIRST_TURN + 1);
+                k.when(last, |k| k.mov_to(next, FIRST_TURN));
+                k.when(last, |k| k.bar_arrive(FIRST_TURN, 2 * WARPGROUP));
+                Self { own, next, groups, group }
+            })
+        })
+    }
+
+    /// Waits for this warpgroup's turn.
+    #[track_caller]
+    pub fn begin(&self, k: &mut KernelBuilder) {
+        k.bar_sync_count(self.own, 2 * WARPGROUP);
+    }
+
+    /// Hands over.
+    #[track_caller]
+    pub fn end(&self, k: &mut KernelBuilder) {
+        k.bar_arrive(self.next, 2 * WARPGROUP);
+    }
+
+    /// After the last turn: the first warpgroup takes what the last one handed over, so that no barrier is left half full.
+    #[track_caller]
+    pub fn finish(&self, k: &mut KernelBuilder) {
+        k.at(Location::caller(), |k| {
+            let _ = self.groups;
+            let first = k.setp(ptx::Compare::Eq, self.group, 0);
+            k.if_(first, |k| self.begin(k));
+        });
+    }
+}

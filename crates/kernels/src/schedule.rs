@@ -1,0 +1,257 @@
+//! Which part of a call a CTA computes next, when CTAs stay and take one tile of queries after the other.
+
+use std::panic::Location;
+
+use ptx::{Compare, Global, KernelBuilder, Pointer, Pred, Reg, S32, U32, U64};
+
+use crate::config::Config;
+
+/// The order of the tiles of queries, and what is the same for all of them: kernel parameters.
+///
+/// Heads are taken in sections whose keys and values fit in L2 together. Within a section the last tile of every head comes
+/// first: under a causal mask it is the longest, and the shortest are left to fill the end.
+#[derive(Clone, Copy, Debug)]
+pub struct Schedule {
+    /// Tiles in all.
+    pub tiles: Reg<U32>,
+    /// Tiles of a head.
+    blocks: Reg<U32>,
+    /// Heads of all batch entries.
+    heads_in_all: Reg<U32>,
+    /// Heads of a section.
+    section: Reg<U32>,
+    heads: Reg<U32>,
+    group: Reg<U32>,
+    seqlen_q: Reg<S32>,
+    seqlen_k: Reg<S32>,
+    /// Where each sequence begins, of queries and of keys.
+    cu_seqlens: Option<[Reg<U64>; 2]>,
+    left: Option<Reg<S32>>,
+    right: Option<Reg<S32>>,
+    block_q: u32,
+    block_kv: u32,
+}
+
+/// A tile of queries, and the blocks of keys it needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// Batch entry.
+    pub batch: Reg<U32>,
+    /// Query head.
+    pub head: Reg<U32>,
+    /// KV head.
+    pub kv_head: Reg<U32>,
+    /// Both as one index, `batch * heads + head`.
+    pub index: Reg<U32>,
+    /// Queries of the sequence.
+    pub seqlen_q: Reg<S32>,
+    /// Keys of the sequence.
+    pub seqlen_k: Reg<S32>,
+    /// The first query of the sequence among all of a packed batch.
+    pub first_q: Option<Reg<S32>>,
+    /// The first key of the sequence among all of a packed batch.
+    pub first_k: Option<Reg<S32>>,
+    /// The tile's first query in its sequence.
+    pub row: Reg<S32>,
+    /// `seqlen_k - seqlen_q`: how far the diagonal is to the right.
+    pub diagonal: Reg<S32>,
+    /// The first key of block 0: no query of the sequence sees one before it.
+    pub origin: Option<Reg<S32>>,
+    /// The blocks that some query of the tile sees: from this one,
+    pub lowest: Option<Reg<S32>>,
+    /// up to this one, the last. Less than `lowest` where there is none.
+    pub last: Reg<S32>,
+    /// The first block of those that not every query sees to the end.
+    pub right_border: Reg<S32>,
+    /// The first block that every query sees from its beginning.
+    pub left_border: Option<Reg<S32>>,
+}
+
+impl Schedule {
+    /// Declares `seqlen_q`, `seqlen_k`, `heads`, `group`, `blocks`, `tiles`, `heads_in_all`, `section`; of a packed batch
+    /// `cu_seqlens_q` and `cu_seqlens_k`; of a window `left` and `right`.
+    #[track_caller]
+    pub fn new(k: &mut KernelBuilder, config: &Config) -> Self {
+        k.at(Location::caller(), |k| {
+            let (seqlen_q, seqlen_k) = (k.param("seqlen_q"), k.param("seqlen_k"));
+            let (heads, group) = (k.param("heads"), k.param("group"));
+            let (blocks, tiles) = (k.param("blocks"), k.param("tiles"));
+            let (heads_in_all, section) = (k.param("heads_in_all"), k.param("section"));
+            let cu_seqlens =
+                config.varlen.then(|| [k.pointer_param("cu_seqlens_q", 4), k.pointer_param("cu_seqlens_k", 4)]);
+            let (left, right) = match (config.window, config.causal) {
+                (true, _) => (Some(k.param("left")), Some(k.param("right"))),
+                (false, true) => (None, Some(k.mov(0))),
+                (false, false) => (None, None),
+            };
+            let crate::Tiles { block_q, block_kv, .. } = config.tiles;
+            Self {
+                tiles,
+                blocks,
+                heads_in_all,
+                section,
+                heads,
+                group,
+                seqlen_q,
+                seqlen_k,
+                cu_seqlens,
+                left,
+                right,
+                block_q,
+                block_kv,
+            }
+        })
+    }
+
+    /// What tile `index` is.
+    #[track_caller]
+    pub fn work(&self, k: &mut KernelBuilder, index: Reg<U32>) -> Work {
+        k.at(Location::caller(), |k| {
+            let split = |k: &mut KernelBuilder, index: Reg<U32>, by: Reg<U32>| {
+                let quotient = k.div(index, by);
+                let product = k.mul(quotient, by);
+                (quotient, k.sub(index, product))
+            };
+            // Section, then block from the last, then head.
+            let tiles = k.mul(self.section, self.blocks);
+            let (section, rest) = split(k, index, tiles);
+            let before = k.mul(section, self.section);
+            let heads = k.sub(self.heads_in_all, before);
+            let heads = k.min(heads, self.section);
+            let (from_last, head) = split(k, rest, heads);
+            let index = k.add(head, before);
+            let last = k.sub(self.blocks, 1);
+            let block = k.sub(last, from_last);
+            let (batch, head) = split(k, index, self.heads);
+            let kv_head = k.div(head, self.group);
+            let row = k.mul(block, self.block_q).cast::<S32>();
+
+            let (mut seqlen_q, mut seqlen_k, mut first) = (self.seqlen_q, self.seqlen_k, None);
+            if let Some(cu_seqlens) = self.cu_seqlens {
+                let [q, kv] = cu_seqlens.map(|array| {
+                    let place = k.mad_wide(batch, 4, array);
+                    let (first, end) = (Pointer::<Global>::at(place), Pointer::<Global>::at(place).offset(4));
+                    let first = k.ld::<S32, _>(first);
+                    let end = k.ld::<S32, _>(end);
+                    (first, k.sub(end, first))
+                });
+                (seqlen_q, seqlen_k, first) = (q.1, kv.1, Some([q.0, kv.0]));
+            }
+            let diagonal = k.sub(seqlen_k, seqlen_q);
+
+            // The tile's rows are row .. end, exclusive; none where the sequence has ended.
+            let end = k.add(row, self.block_q as i32);
+            let end = k.min(end, seqlen_q);
+            let last_row = k.sub(end, 1);
+            let ends = |k: &mut KernelBuilder, row: Reg<S32>| match self.right {
+                None => seqlen_k,
+                Some(right) => {
+                    let end = k.add(row, diagonal);
+                    let end = k.add(end, right);
+                    let end = k.add(end, 1);
+                    let end = k.min(end, seqlen_k);
+                    k.max(end, 0)
+                }
+            };
+            let begins = |k: &mut KernelBuilder, row: Reg<S32>, left: Reg<S32>| {
+                let begin = k.add(row, diagonal);
+                let begin = k.sub(begin, left);
+                k.max(begin, 0)
+            };
+            let (mut seen_by_first, mut seen_by_last) = (ends(k, row), ends(k, last_row));
+            let mut origin = None;
+            if let Some(left) = self.left {
+                let first_row = k.mov::<S32>(0);
+                let first_key = begins(k, first_row, left);
+                seen_by_first = k.sub(seen_by_first, first_key);
+                seen_by_first = k.max(seen_by_first, 0);
+                seen_by_last = k.sub(seen_by_last, first_key);
+                origin = Some(first_key);
+            }
+            let block_kv = self.block_kv as i32;
+            let (lowest, left_border) = match (self.left, origin) {
+                (Some(left), Some(origin)) => {
+                    let from = begins(k, row, left);
+                    let from = k.sub(from, origin);
+                    let lowest = k.div(from, block_kv);
+                    let from = begins(k, last_row, left);
+                    let from = k.sub(from, origin);
+                    let from = k.add(from, block_kv - 1);
+                    (Some(lowest), Some(k.div(from, block_kv)))
+                }
+                _ => (None, None),
+            };
+            let blocks = k.add(seen_by_last, block_kv - 1);
+            let blocks = k.div(blocks, block_kv);
+            let last = k.sub(blocks, 1);
+            let right_border = k.div(seen_by_first, block_kv);
+            // A tile past the sequence's end has no row, and needs no key.
+            let none = k.setp(Compare::Ge, row, seqlen_q);
+            let last = k.selp(-1, last, none);
+            Work {
+                batch,
+                head,
+                kv_head,
+                index,
+                seqlen_q,
+                seqlen_k,
+                first_q: first.map(|[q, _]| q),
+                first_k: first.map(|[_, kv]| kv),
+                row,
+                diagonal,
+                origin,
+                lowest,
+                last,
+                right_border,
+                left_border,
+            }
+        })
+    }
+
+    /// The keys that a row sees, `first..end`, in its sequence.
+    #[track_caller]
+    pub fn seen(&self, k: &mut KernelBuilder, work: &Work, row: Reg<S32>) -> (Option<Reg<S32>>, Reg<S32>) {
+        k.at(Location::caller(), |k| {
+            let position = k.add(row, work.diagonal);
+            let first = self.left.map(|left| k.sub(position, left));
+            let end = match self.right {
+                None => work.seqlen_k,
+                Some(right) => {
+                    let end = k.add(position, right);
+                    let end = k.add(end, 1);
+                    k.min(end, work.seqlen_k)
+                }
+            };
+            (first, end)
+        })
+    }
+}
+
+impl Work {
+    /// The first key of a block, in the sequence.
+    #[track_caller]
+    pub fn key(&self, k: &mut KernelBuilder, block: Reg<S32>, block_kv: u32) -> Reg<S32> {
+        k.at(Location::caller(), |k| match self.origin {
+            None => k.mul(block, block_kv as i32),
+            Some(origin) => k.mad(block, block_kv as i32, origin),
+        })
+    }
+
+    /// Whether no query of the tile sees a key.
+    #[track_caller]
+    pub fn sees_nothing(&self, k: &mut KernelBuilder) -> Reg<Pred> {
+        match self.lowest {
+            None => k.setp(Compare::Lt, self.last, 0),
+            Some(lowest) => k.setp(Compare::Lt, self.last, lowest),
+        }
+    }
+
+    /// Whether a block is past the first one that the tile needs, counted down from the last.
+    #[track_caller]
+    pub fn is_over(&self, k: &mut KernelBuilder, block: Reg<S32>) -> Reg<Pred> {
+        match self.lowest {
+            None => k.setp(Compare::Lt, block, 0),
+            Some(lowest) => k.setp(Compare::Lt, block, lowest),
+        }
+    }
+}

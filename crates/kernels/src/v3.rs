@@ -1,0 +1,767 @@
+//! FlashAttention on Hopper (Shah et al. 2024): one warp loads, two or three warpgroups compute.
+//!
+//! The copy engine brings tiles of queries, keys and values to shared memory, asked by a single thread that runs ahead as
+//! far as the rings of tiles let it. Warpgroups of 64 queries each multiply straight from there. What one has to wait for,
+//! another computes on: the scores of the next block are under way while the values of this one are multiplied, and while a
+//! warpgroup has the tensor cores the others exponentiate. CTAs stay, and a tile's last product runs beside the next tile's first.
+//!
+//! What it shows: the tensor cores are hardly ever idle; below 128 columns the exponentials are as much the limit.
+
+use std::f32::consts::LOG2_E;
+
+use ptx::{
+    B32, Compare, F32, Global, KernelBuilder, KernelError, Pointer, Pred, Reg, S32, Special, TensorMapParam, U32,
+};
+
+use crate::accumulator::{Accumulator, OutRows, PerRow, Quad, RowState, Visible};
+use crate::config::{Config, Program, Tiles};
+use crate::hopper::{BARRIER, Cursor, ROWS, Ring, SLAB, Tile, Turns, WARPGROUP, multiply_columns, multiply_rows};
+use crate::schedule::{Schedule, Work};
+use crate::tile::SharedMemory;
+use crate::{Mask, PlanError, Problem};
+
+/// Registers per thread of the loading warpgroup and of the computing ones, by how many compute. Together they are what
+/// the CTA was launched with.
+const REGISTERS: [(u32, u32); 3] = [(56, 256), (24, 240), (32, 160)];
+
+/// Tiles of keys, and of values, on their way or in use.
+const STAGES: u32 = 2;
+
+/// How the tiles of a configuration lie in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Geometry {
+    /// Warpgroups that compute.
+    pub consumers: u32,
+    /// The queries of one of them.
+    pub queries: Tile,
+    /// A block of keys.
+    pub keys: Tile,
+    /// A block of values.
+    pub values: Tile,
+    /// Tiles of queries for each warpgroup: two, where there is room for the next while one is in use.
+    pub query_stages: u32,
+}
+
+impl Geometry {
+    /// Of a configuration, where a block has `limit` bytes of shared memory.
+    pub fn new(config: &Config, limit: u32) -> Self {
+        let padded = |columns: u32| columns.next_multiple_of(SLAB);
+        let block_kv = config.tiles.block_kv;
+        let mut geometry = Self {
+            consumers: config.tiles.block_q / ROWS,
+            queries: Tile { rows: ROWS, columns: padded(config.head_dim) },
+            keys: Tile { rows: block_kv, columns: padded(config.head_dim) },
+            values: Tile { rows: block_kv, columns: padded(config.head_dim_v) },
+            query_stages: 2,
+        };
+        if geometry.bytes() > limit {
+            geometry.query_stages = 1;
+        }
+        geometry
+    }
+
+    /// Threads of a CTA: a warpgroup that loads and those that compute.
+    pub fn threads(&self) -> u32 {
+        WARPGROUP * (self.consumers + 1)
+    }
+
+    /// Shared memory in all.
+    pub fn bytes(&self) -> u32 {
+        let queries = self.query_stages * self.consumers * self.queries.bytes();
+        queries + STAGES * (self.keys.bytes() + self.values.bytes()) + BARRIER * self.barriers()
+    }
+
+    fn barriers(&self) -> u32 {
+        2 * (self.query_stages * self.consumers + 2 * STAGES + NEXT_STAGES) + NEXT_STAGES
+    }
+}
+
+/// Places for the number of the next tile, and the barriers of each.
+const NEXT_STAGES: u32 = 2;
+
+/// The tile sizes measured fastest on an H200 (docs/lab-notes/v3.md): two warpgroups of 64 queries and 128 keys, or 80 where
+/// the head dimension leaves no room for more. Where it is at most 64 a third warpgroup keeps the tensor cores busy beside
+/// the exponentials, unless a causal mask leaves short rows for which smaller tiles waste less.
+pub fn default_tiles(problem: &Problem) -> Tiles {
+    const SHORT: usize = 2048;
+    let columns = problem.head_dim.max(problem.head_dim_v);
+    let short = problem.mask != Mask::FULL && problem.seqlen_k < SHORT;
+    let (consumers, block_kv) = match columns {
+        0..=64 if !short => (3, 128),
+        0..=128 => (2, 128),
+        129..=192 => (2, 112),
+        _ => (2, 80),
+    };
+    Tiles { block_q: consumers * ROWS, block_kv, threads: WARPGROUP * (consumers + 1) }
+}
+
+/// Checks tile sizes against what the kernel can do with them.
+///
+/// # Errors
+/// When a size is out of its range, or a thread would need more registers than it has.
+pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
+    /// Registers that addresses and the like need beside the accumulators.
+    const OTHERS: u32 = 32;
+    let Tiles { block_q, block_kv, threads } = config.tiles;
+    let refuse = |argument, value, allowed: String| Err(PlanError::Tile { argument, value, allowed });
+    if ![ROWS, 2 * ROWS, 3 * ROWS].contains(&block_q) {
+        return refuse("block_q", block_q, "64, 128 or 192".into());
+    }
+    if block_kv == 0 || !block_kv.is_multiple_of(16) || block_kv > 256 {
+        return refuse("block_kv", block_kv, "a multiple of 16, at most 256".into());
+    }
+    let consumers = block_q / ROWS;
+    if threads != WARPGROUP * (consumers + 1) {
+        return refuse(
+            "threads",
+            threads,
+            format!("{}: a warpgroup that loads and one for each 64 queries", WARPGROUP * (consumers + 1)),
+        );
+    }
+    let columns = config.head_dim_v.next_multiple_of(SLAB);
+    let most = REGISTERS[consumers as usize - 1].1.min(255) - OTHERS;
+    if block_kv / 2 + block_kv / 4 + columns / 2 > most {
+        let allowed = format!(
+            "at most {}: a thread of {block_q} queries has {most} registers for scores, exponentials and output",
+            (most.saturating_sub(columns / 2)) * 4 / 3 / 16 * 16
+        );
+        return refuse("block_kv", block_kv, allowed);
+    }
+    Ok(())
+}
+
+/// How many heads' tiles are taken together: as many as leave their keys and values in L2, in sections of about one size.
+/// Without a mask the tiles of a head follow each other: they run at the same time and read the same keys.
+pub fn section(problem: &Problem, blocks: u32) -> u32 {
+    /// What of L2 the keys and values of a section may take.
+    const BYTES: u64 = 32 << 20;
+    let heads = (problem.batch * problem.heads_q) as u64;
+    if problem.mask == Mask::FULL || blocks == 0 {
+        return 1;
+    }
+    let columns = (problem.head_dim + problem.head_dim_v) as u64;
+    let bytes = problem.seqlen_k as u64 * columns * problem.dtype.bytes() as u64;
+    let fit = BYTES * problem.group() as u64 / bytes.max(1);
+    let sections = heads.div_ceil(fit.clamp(1, heads));
+    heads.div_ceil(sections) as u32
+}
+
+/// What every warp of the CTA knows.
+struct Cta<'a> {
+    config: &'a Config,
+    geometry: Geometry,
+    schedule: Schedule,
+    /// This warp's warpgroup: 0 loads.
+    warpgroup: Reg<U32>,
+    lane: Reg<U32>,
+    /// Of each computing warpgroup.
+    queries: Vec<Ring>,
+    keys: Ring,
+    values: Ring,
+    /// Where the loading warp says which tile is next, and the numbers themselves.
+    next: Ring,
+    numbers: Reg<U32>,
+}
+
+/// The kernel.
+///
+/// # Errors
+/// When the target is not sm_90a.
+pub fn v3(config: &Config) -> Result<Program, KernelError> {
+    let limit = config.target.sm().limits().shared_opt_in_per_block;
+    let geometry = Geometry::new(config, limit);
+    let mut kernel = KernelBuilder::new("flash_v3", config.target);
+    let k = &mut kernel;
+    k.require_block([geometry.threads(), 1, 1]);
+    k.min_ctas_per_sm(1);
+
+    let maps = ["q_map", "k_map", "v_map"].map(|name| k.tensor_map_param(name));
+    let schedule = Schedule::new(k, config);
+    let results = Results::new(k, config);
+    let mut memory = SharedMemory::default();
+    let cta = Cta::new(k, config, geometry, schedule, &mut memory);
+
+    let loads = k.setp(Compare::Eq, cta.warpgroup, 0);
+    k.if_else(loads, |k| produce(k, &cta, maps), |k| consume(k, &cta, &results));
+    Ok(Program { kernel: kernel.finish()?, shared: memory })
+}
+
+impl<'a> Cta<'a> {
+    /// Lays out shared memory and prepares the barriers.
+    fn new(
+        k: &mut KernelBuilder,
+        config: &'a Config,
+        geometry: Geometry,
+        schedule: Schedule,
+        memory: &mut SharedMemory,
+    ) -> Self {
+        let Geometry { consumers, queries, keys, values, query_stages } = geometry;
+        let q_tiles = memory.reserve(k, "q", query_stages * consumers * queries.rows, queries.columns, 2);
+        let k_tiles = memory.reserve(k, "k", STAGES * keys.rows, keys.columns, 2);
+        let v_tiles = memory.reserve(k, "v", STAGES * values.rows, values.columns, 2);
+        let barriers = memory.reserve(k, "barriers", geometry.barriers(), 1, BARRIER);
+
+        let [q_tiles, k_tiles, v_tiles, barriers] =
+            [q_tiles, k_tiles, v_tiles, barriers].map(|place| k.address_of(place));
+        let mut used = 0;
+        let mut ring = |k: &mut KernelBuilder, tiles: Reg<U32>, step: u32, stages: u32| {
+            let place = k.add(barriers, BARRIER * used);
+            used += 2 * stages;
+            Ring::new(tiles, place, step, stages)
+        };
+        let q = (0..consumers)
+            .map(|group| {
+                let tiles = k.add(q_tiles, group * query_stages * queries.bytes());
+                ring(k, tiles, queries.bytes(), query_stages)
+            })
+            .collect();
+        let kv = ring(k, k_tiles, keys.bytes(), STAGES);
+        let v = ring(k, v_tiles, values.bytes(), STAGES);
+        let next = ring(k, barriers, BARRIER, NEXT_STAGES);
+        let numbers = k.add(barriers, BARRIER * used);
+
+        let thread = k.tid_x();
+        let lane = k.and(thread, 31);
+        // Read from one lane, so that the assembler knows it is the same in all.
+        let warpgroup = k.shr(thread, WARPGROUP.ilog2());
+        let warpgroup = k.shfl_idx(warpgroup, 0);
+        let cta = Self { config, geometry, schedule, warpgroup, lane, queries: q, keys: kv, values: v, next, numbers };
+        let first = k.setp(Compare::Eq, thread, 0);
+        k.if_(first, |k| {
+            cta.queries.iter().for_each(|ring| ring.init(k, 4));
+            [cta.keys, cta.values, cta.next].iter().for_each(|ring| ring.init(k, 4 * consumers));
+            k.fence_mbarrier_init();
+        });
+        k.bar_sync(0);
+        cta
+    }
+
+    /// Where the copy engine finds a row of queries, or of keys: the tensor's coordinates beyond the columns.
+    ///
+    /// A packed batch is addressed so that what is past the sequence's end counts as outside the tensor: see
+    /// [`crate::plan::packed_rows`].
+    fn rows(
+        &self,
+        k: &mut KernelBuilder,
+        row: Reg<S32>,
+        head: Reg<U32>,
+        batch: Reg<U32>,
+        packed: Option<(Reg<S32>, Reg<S32>)>,
+    ) -> Vec<Reg<S32>> {
+        let head = head.cast();
+        match packed {
+            None => vec![row, head, batch.cast()],
+            Some((first, length)) => {
+                let end = k.mov::<S32>(crate::plan::PACKED_END);
+                let from_end = k.sub(row, length);
+                let within = k.add(from_end, end);
+                let behind = k.add(first, length);
+                vec![within, head, behind, end]
+            }
+        }
+    }
+}
+
+/// The warp that loads: for each tile its queries, then its keys and values from the last block down.
+fn produce(k: &mut KernelBuilder, cta: &Cta, [q_map, k_map, v_map]: [TensorMapParam; 3]) {
+    let Geometry { consumers, queries, keys, values, .. } = cta.geometry;
+    let block_kv = cta.config.tiles.block_kv;
+    k.fewer_registers(REGISTERS[consumers as usize - 1].0);
+    let thread = k.tid_x();
+    let one = k.setp(Compare::Eq, thread, 0);
+    k.if_(one, |k| {
+        let counter = cta.config.dynamic.then(|| k.pointer_param("counter", 8));
+        let ctas = k.special(Special::NctaidX);
+        let [at_queries, at_keys, at_next] = [(); 3].map(|()| Cursor::new(k));
+        let tile = k.ctaid_x();
+        let more = |k: &mut KernelBuilder, tile: Reg<U32>| k.setp(Compare::Lt, tile, cta.schedule.tiles);
+        k.while_(
+            |k| more(k, tile),
+            |k| {
+                let work = cta.schedule.work(k, tile);
+                // Asked for early: the answer takes as long as a load.
+                let following = match counter {
+                    None => k.add(tile, ctas),
+                    Some(counter) => {
+                        let taken = k.atomic_add(Pointer::at(counter), 1);
+                        k.add(taken, ctas)
+                    }
+                };
+                let nothing = work.sees_nothing(k);
+                k.if_(!nothing, |k| {
+                    for (group, ring) in cta.queries.iter().enumerate() {
+                        let full = ring.begin_filling(k, at_queries, queries.bytes());
+                        let row = k.add(work.row, (group as u32 * ROWS) as i32);
+                        let packed = work.first_q.map(|first| (first, work.seqlen_q));
+                        let rows = cta.rows(k, row, work.head, work.batch, packed);
+                        let to = ring.tile(k, at_queries);
+                        queries.load(k, to, q_map, &rows, full);
+                    }
+                    cta.queries[0].advance(k, at_queries);
+                    let block = k.mov(work.last);
+                    k.while_(
+                        |k| !work.is_over(k, block),
+                        |k| {
+                            let key = work.key(k, block, block_kv);
+                            let packed = work.first_k.map(|first| (first, work.seqlen_k));
+                            let rows = cta.rows(k, key, work.kv_head, work.batch, packed);
+                            for (ring, tile, map) in [(cta.keys, keys, k_map), (cta.values, values, v_map)] {
+                                let full = ring.begin_filling(k, at_keys, tile.bytes());
+                                let to = ring.tile(k, at_keys);
+                                tile.load(k, to, map, &rows, full);
+                            }
+                            cta.keys.advance(k, at_keys);
+                            k.sub_to(block, block, 1);
+                        },
+                    );
+                });
+                if counter.is_some() {
+                    cta.next.wait_empty(k, at_next);
+                    let place = number(k, cta, at_next);
+                    k.st(place, following);
+                    cta.next.fill(k, at_next);
+                    cta.next.advance(k, at_next);
+                }
+                k.mov_to(tile, following);
+            },
+        );
+        if let Some(counter) = counter {
+            // The last CTA to end leaves the counters as it found them.
+            let last = k.sub(ctas, 1);
+            let ended = k.atomic_inc(Pointer::at(counter).offset(4), last);
+            let all = k.setp(Compare::Eq, ended, last);
+            let zero = k.mov::<U32>(0);
+            k.when(all, |k| k.st(Pointer::<Global>::at(counter), zero));
+        }
+    });
+}
+
+/// Where the number of the next tile lies.
+fn number(k: &mut KernelBuilder, cta: &Cta, at: Cursor) -> Pointer<ptx::Shared> {
+    let next = Ring { tiles: cta.numbers, ..cta.next };
+    Pointer::at(next.tile(k, at))
+}
+
+/// The tensors a kernel writes: kernel parameters.
+struct Results {
+    out: ResultTensor,
+    lse: Reg<ptx::U64>,
+    /// Queries of a packed batch in all.
+    total_q: Option<Reg<U32>>,
+    scale: Reg<F32>,
+}
+
+#[derive(Clone, Copy)]
+struct ResultTensor {
+    base: Reg<ptx::U64>,
+    batch: Reg<ptx::U64>,
+    head: Reg<ptx::U64>,
+    row: Reg<ptx::U64>,
+}
+
+impl Results {
+    /// Declares `out` and its strides by batch entry, head and row in bytes, `lse`, of a packed batch `total_q`, and `scale`.
+    fn new(k: &mut KernelBuilder, config: &Config) -> Self {
+        let base = k.pointer_param("out", config.vector * 2);
+        let [batch, head, row] = ["out_batch", "out_head", "out_row"].map(|name| k.param(name));
+        let lse = k.pointer_param("lse", 4);
+        let total_q = config.varlen.then(|| k.param("total_q"));
+        let scale = k.param::<F32>("scale");
+        let scale = k.mul(scale, LOG2_E);
+        Self { out: ResultTensor { base, batch, head, row }, lse, total_q, scale }
+    }
+}
+
+/// A tile whose output a warpgroup holds: its place, to be remembered while the next one begins.
+#[derive(Clone, Copy)]
+struct Place {
+    batch: Reg<U32>,
+    head: Reg<U32>,
+    index: Reg<U32>,
+    row: Reg<S32>,
+    seqlen_q: Reg<S32>,
+    first_q: Option<Reg<S32>>,
+}
+
+impl Place {
+    fn of(work: &Work) -> Self {
+        let Work { batch, head, index, row, seqlen_q, first_q, .. } = *work;
+        Self { batch, head, index, row, seqlen_q, first_q }
+    }
+
+    fn set(&self, k: &mut KernelBuilder, other: &Self) {
+        k.mov_to(self.batch, other.batch);
+        k.mov_to(self.head, other.head);
+        k.mov_to(self.index, other.index);
+        k.mov_to(self.row, other.row);
+        k.mov_to(self.seqlen_q, other.seqlen_q);
+        if let (Some(to), Some(from)) = (self.first_q, other.first_q) {
+            k.mov_to(to, from);
+        }
+    }
+}
+
+/// A warpgroup that computes.
+struct Consumer<'a> {
+    cta: &'a Cta<'a>,
+    results: &'a Results,
+    turns: Option<Turns>,
+    /// The lane that speaks for its warp.
+    leader: Reg<Pred>,
+    quad: Quad,
+    /// The thread's first row in the CTA's tile.
+    row: Reg<S32>,
+    queries: Ring,
+    at_queries: Cursor,
+    at_keys: Cursor,
+    at_values: Cursor,
+    /// Descriptors of the first tile of each ring.
+    q: Reg<ptx::U64>,
+    k: Reg<ptx::U64>,
+    v: Reg<ptx::U64>,
+    scores: Accumulator,
+    /// The exponentials of a block, rounded: the left factor of the product with its values.
+    p: Vec<Reg<B32>>,
+    out: Accumulator,
+    state: RowState,
+    always: Reg<Pred>,
+    never: Reg<Pred>,
+}
+
+fn consume(k: &mut KernelBuilder, cta: &Cta, results: &Results) {
+    let consumer = Consumer::new(k, cta, results);
+    consumer.run(k);
+}
+
+impl<'a> Consumer<'a> {
+    fn new(k: &mut KernelBuilder, cta: &'a Cta<'a>, results: &'a Results) -> Self {
+        let Geometry { consumers, queries, keys, values, query_stages } = cta.geometry;
+        k.more_registers(REGISTERS[consumers as usize - 1].1);
+        let group = k.sub(cta.warpgroup, 1);
+        let leader = k.setp(Compare::Eq, cta.lane, 0);
+        let turns = Turns::new(k, group, consumers);
+
+        let quad = Quad::of_lane(k, cta.lane);
+        let thread = k.tid_x();
+        let warp = k.shr(thread, 5);
+        let warp = k.and(warp, 3);
+        let row = k.mad(warp, 16, quad.row);
+        let row = k.mad(group, ROWS, row).cast::<S32>();
+
+        // This warpgroup's own ring of queries: like the first one's, further on.
+        let first = cta.queries[0];
+        let tiles = k.mad(group, query_stages * queries.bytes(), first.tiles);
+        let barriers = k.mad(group, 2 * query_stages * BARRIER, first.barriers);
+        let own = Ring { tiles, barriers, ..first };
+        let q = queries.descriptor(k, own.tiles);
+        let kv = keys.descriptor(k, cta.keys.tiles);
+        let v = values.transposed_descriptor(k, cta.values.tiles);
+
+        let block_kv = cta.config.tiles.block_kv;
+        let [at_queries, at_keys, at_values] = [(); 3].map(|()| Cursor::new(k));
+        Self {
+            cta,
+            results,
+            turns,
+            leader,
+            quad,
+            row,
+            queries: own,
+            at_queries,
+            at_keys,
+            at_values,
+            q,
+            k: kv,
+            v,
+            scores: Accumulator::new(k, block_kv),
+            p: k.regs(block_kv as usize / 4),
+            out: Accumulator::new(k, values.columns),
+            state: RowState::new(k, results.scale),
+            always: k.mov_p(true),
+            never: k.mov_p(false),
+        }
+    }
+
+    /// Takes tile after tile. A tile's last product with values is left to run beside the next one's first scores.
+    fn run(&self, k: &mut KernelBuilder) {
+        let schedule = &self.cta.schedule;
+        let ctas = k.special(Special::NctaidX);
+        let at_next = Cursor::new(k);
+        let tile = k.ctaid_x();
+        let under_way = k.mov_p(false);
+        let zero = k.mov::<U32>(0);
+        let place = Place {
+            batch: k.mov(zero),
+            head: k.mov(zero),
+            index: k.mov(zero),
+            row: k.mov(0),
+            seqlen_q: k.mov(0),
+            first_q: self.cta.config.varlen.then(|| k.mov(0)),
+        };
+        k.while_(
+            |k| k.setp(Compare::Lt, tile, schedule.tiles),
+            |k| {
+                let work = schedule.work(k, tile);
+                let nothing = work.sees_nothing(k);
+                k.if_else(
+                    nothing,
+                    |k| self.store_nothing(k, &Place::of(&work)),
+                    |k| {
+                        let block = k.mov(work.last);
+                        k.if_else(
+                            under_way,
+                            |k| self.begin_beside(k, &work, block, &place),
+                            |k| self.begin(k, &work, block),
+                        );
+                        place.set(k, &Place::of(&work));
+                        self.out.clear(k);
+                        k.mov_p_to(under_way, true);
+                        self.other_blocks(k, &work, block);
+                        self.queries.advance(k, self.at_queries);
+                    },
+                );
+                if self.cta.config.dynamic {
+                    self.cta.next.wait_full(k, at_next);
+                    let from = number(k, self.cta, at_next);
+                    let next = k.ld::<U32, _>(from);
+                    let next = k.shfl_idx(next, 0);
+                    k.mov_to(tile, next);
+                    self.cta.next.release(k, at_next, self.leader);
+                    self.cta.next.advance(k, at_next);
+                } else {
+                    k.add_to(tile, tile, ctas);
+                }
+            },
+        );
+        if let Some(turns) = &self.turns {
+            turns.finish(k);
+        }
+        k.if_(under_way, |k| {
+            self.cta.values.wait_full(k, self.at_values);
+            self.add_values(k);
+            k.wgmma_wait(0);
+            self.store(k, &place, &self.state);
+        });
+    }
+
+    /// The first block of the first tile.
+    fn begin(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
+        self.in_turn(k, |k| {
+            self.queries.wait_full(k, self.at_queries);
+            self.cta.keys.wait_full(k, self.at_keys);
+            self.score(k);
+        });
+        k.wgmma_wait(0);
+        self.scored(k, work, block);
+        self.hide_at_border(k, work, block);
+        self.state.clear(k);
+        self.state.absorb(k, &self.scores, false);
+        self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
+    }
+
+    /// The first block of a tile, beside the last product of the one before, whose output is stored.
+    fn begin_beside(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, before: &Place) {
+        self.in_turn(k, |k| {
+            self.queries.wait_full(k, self.at_queries);
+            self.cta.keys.wait_full(k, self.at_keys);
+            self.score(k);
+            self.cta.values.wait_full(k, self.at_values);
+            self.add_values(k);
+        });
+        k.wgmma_wait(1);
+        self.scored(k, work, block);
+        self.hide_at_border(k, work, block);
+        let state = RowState::new(k, self.results.scale);
+        state.clear(k);
+        state.absorb(k, &self.scores, false);
+        k.wgmma_wait(0);
+        self.valued(k);
+        self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
+        self.store(k, before, &self.state);
+        self.state.set(k, &state);
+    }
+
+    /// The blocks of a tile after its first, from the last down: those at a border masked, the others not.
+    fn other_blocks(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
+        let config = self.cta.config;
+        let bounded_right = config.causal || config.window;
+        if bounded_right {
+            k.while_(
+                |k| {
+                    let border = match work.lowest {
+                        None => work.right_border,
+                        Some(lowest) => k.max(work.right_border, lowest),
+                    };
+                    k.setp(Compare::Gt, block, border)
+                },
+                |k| self.block(k, work, block, true),
+            );
+        }
+        k.while_(
+            |k| match (work.left_border, work.lowest) {
+                (Some(border), Some(lowest)) => {
+                    let border = k.max(border, lowest);
+                    k.setp(Compare::Gt, block, border)
+                }
+                _ => k.setp(Compare::Gt, block, 0),
+            },
+            |k| self.block(k, work, block, false),
+        );
+        if let Some(lowest) = work.lowest {
+            k.while_(|k| k.setp(Compare::Gt, block, lowest), |k| self.block(k, work, block, true));
+        }
+    }
+
+    /// The next block: its scores beside the product with the values of the one before.
+    fn block(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, masked: bool) {
+        let config = self.cta.config;
+        k.sub_to(block, block, 1);
+        self.in_turn(k, |k| {
+            self.cta.keys.wait_full(k, self.at_keys);
+            self.score(k);
+            self.cta.values.wait_full(k, self.at_values);
+            self.add_values(k);
+        });
+        k.wgmma_wait(1);
+        self.scored(k, work, block);
+        if masked {
+            self.hide(k, work, block);
+        }
+        let rescale = self.state.absorb(k, &self.scores, !config.causal && !config.window);
+        k.wgmma_wait(0);
+        self.valued(k);
+        self.scores.narrow_to(k, config.dtype, &self.p);
+        self.out.scale_rows(k, rescale);
+    }
+
+    /// Issues matrix instructions when it is this warpgroup's turn.
+    fn in_turn(&self, k: &mut KernelBuilder, issue: impl FnOnce(&mut KernelBuilder)) {
+        if let Some(turns) = &self.turns {
+            turns.begin(k);
+        }
+        issue(k);
+        if let Some(turns) = &self.turns {
+            turns.end(k);
+        }
+    }
+
+    /// The scores of the block at the cursor, under way.
+    fn score(&self, k: &mut KernelBuilder) {
+        let Geometry { queries, keys, .. } = self.cta.geometry;
+        let q = self.queries.descriptor(k, self.at_queries, self.q);
+        let kv = self.cta.keys.descriptor(k, self.at_keys, self.k);
+        let first = (self.never, self.always);
+        multiply_rows(k, &self.scores, (queries, q), (keys, kv), first, self.cta.config.dtype);
+    }
+
+    /// The scores have come: their keys' space is free, and with the tile's last block that of the queries.
+    fn scored(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
+        self.cta.keys.release(k, self.at_keys, self.leader);
+        self.cta.keys.advance(k, self.at_keys);
+        let last = match work.lowest {
+            None => k.setp_and(Compare::Eq, block, 0, self.leader),
+            Some(lowest) => k.setp_and(Compare::Eq, block, lowest, self.leader),
+        };
+        self.queries.release(k, self.at_queries, last);
+    }
+
+    /// `out += p x values` of the block at the cursor, under way.
+    fn add_values(&self, k: &mut KernelBuilder) {
+        let v = self.cta.values.descriptor(k, self.at_values, self.v);
+        multiply_columns(k, &self.out, &self.p, (self.cta.geometry.values, v), self.always, self.cta.config.dtype);
+    }
+
+    /// The product has come: its values' space is free.
+    fn valued(&self, k: &mut KernelBuilder) {
+        self.cta.values.release(k, self.at_values, self.leader);
+        self.cta.values.advance(k, self.at_values);
+    }
+
+    /// Hides keys where the block is at a border, which the first block of a tile may or may not be.
+    fn hide_at_border(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
+        let mut at_border = k.setp(Compare::Ge, block, work.right_border);
+        if let Some(border) = work.left_border {
+            at_border = k.setp_or(Compare::Lt, block, border, at_border);
+        }
+        k.if_(at_border, |k| self.hide(k, work, block));
+    }
+
+    fn hide(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
+        let key = work.key(k, block, self.cta.config.tiles.block_kv);
+        let column = k.mad(self.quad.place.cast::<S32>(), 2, key);
+        let row = k.add(work.row, self.row);
+        let seen = [0, 8].map(|offset| {
+            let row = k.add(row, offset);
+            let (first, end) = self.cta.schedule.seen(k, work, row);
+            (first.map(|first| k.sub(first, column)), k.sub(end, column))
+        });
+        let [(first, end), (other_first, other_end)] = seen;
+        let first = first.zip(other_first).map(|(first, other)| [first, other]);
+        self.scores.hide(k, &Visible { first, end: [end, other_end] });
+    }
+
+    /// Divides by the sums and stores the output and its logarithms.
+    fn store(&self, k: &mut KernelBuilder, place: &Place, state: &RowState) {
+        let (inverse, lse) = state.finish(k);
+        let (rows, lse_rows) = self.result_rows(k, place);
+        self.store_lse(k, &rows, lse_rows, lse);
+        self.out.store(k, self.quad, &rows, inverse);
+    }
+
+    /// The output of a tile of which no query sees a key: zeros, and minus infinity.
+    fn store_nothing(&self, k: &mut KernelBuilder, place: &Place) {
+        let (rows, lse_rows) = self.result_rows(k, place);
+        let none = k.mov(f32::NEG_INFINITY);
+        self.store_lse(k, &rows, lse_rows, [none; 2]);
+        let zero = k.mov(0.0);
+        let zeros = Accumulator { values: vec![zero; self.out.values.len()] };
+        zeros.store(k, self.quad, &rows, [zero; 2]);
+    }
+
+    fn store_lse(
+        &self,
+        k: &mut KernelBuilder,
+        rows: &OutRows,
+        lse_rows: PerRow<Pointer<Global>>,
+        lse: PerRow<Reg<F32>>,
+    ) {
+        for row in 0..2 {
+            let one = k.setp_and(Compare::Eq, self.quad.place, 0, rows.inside[row]);
+            k.when(one, |k| k.st(lse_rows[row], lse[row]));
+        }
+    }
+
+    /// Where this thread's rows of the output and of the logarithms are.
+    fn result_rows(&self, k: &mut KernelBuilder, place: &Place) -> (OutRows, PerRow<Pointer<Global>>) {
+        let config = self.cta.config;
+        let out = &self.results.out;
+        let row = k.add(place.row, self.row);
+        let (batch, head) = (k.cvt::<ptx::U64, _>(place.batch), k.cvt::<ptx::U64, _>(place.head));
+        let base = k.mad(batch, out.batch, out.base);
+        let base = k.mad(head, out.head, base);
+        // Of a packed batch, lse is [heads, total_q] and `out_batch` is 0.
+        let (stored_row, lse_base) = match place.first_q {
+            None => {
+                let first = k.mul_wide(place.index, place.seqlen_q.cast::<U32>());
+                (row, first)
+            }
+            Some(first_q) => {
+                let first = k.mul_wide(place.head, self.results.total_q.unwrap_or(place.head));
+                (k.add(row, first_q), first)
+            }
+        };
+        let wide = k.cvt::<ptx::U64, _>(stored_row.cast::<U32>());
+        let first_row = k.mad(wide, out.row, base);
+        let further = k.shl(out.row, 3);
+        let rows = [first_row, k.add(first_row, further)];
+        let inside = [0, 8].map(|offset| {
+            let row = k.add(row, offset);
+            k.setp(Compare::Lt, row, place.seqlen_q)
+        });
+        let lse = k.add(lse_base, wide);
+        let lse = k.mad(lse, 4, self.results.lse);
+        let lse = [0, 32].map(|offset| Pointer::at(lse).offset(offset));
+        let rows = OutRows { rows, inside, columns: config.head_dim_v, dtype: config.dtype, vector: config.vector };
+        (rows, lse)
+    }
+}

@@ -1,0 +1,86 @@
+//! The Hopper stratum, whose warps run apart: under every policy of the copy engine, with CTAs that stay.
+
+use arch::Sm;
+use emulator::{Device, Options, Policy};
+use kernels::{Dtype, Inputs, Layout, Mask, Problem, ProblemSpec, Stratum, Tiles, check, plain, reference};
+use lab::{CaseId, Outcome, compute, verify};
+
+/// So few multiprocessors that a CTA takes several tiles.
+const FEW: u32 = 2;
+
+const POLICIES: [Policy; 4] = [Policy::Eager, Policy::Lazy, Policy::Random(1), Policy::Random(2)];
+
+fn device(policy: Policy, multiprocessors: u32) -> Device<'static> {
+    let options = Options { policy, ..Options::new(Sm::Sm90) };
+    Device { multiprocessors: Some(multiprocessors), ..Device::new(options) }
+}
+
+#[test]
+fn v3_passes_the_cases() {
+    for (index, policy) in POLICIES.into_iter().enumerate() {
+        let dtype = [Dtype::F16, Dtype::Bf16][index % 2];
+        let mut passed = Vec::new();
+        for case in CaseId::all(6) {
+            let seed = index as u64;
+            for checked in verify(Stratum::V3, None, case, dtype, seed, &mut || Ok(device(policy, FEW))).unwrap() {
+                match checked.outcome {
+                    Outcome::Passed => passed.push(checked.case.to_string()),
+                    Outcome::NotCovered => {}
+                    Outcome::Failed(what) => panic!("{} {} under {policy:?}: {what}", checked.case, checked.problem),
+                }
+            }
+        }
+        passed.dedup();
+        let all = "1 2 3 4 5 6 7 8 9 10 11 12 13 15";
+        assert!(passed.join(" ").starts_with(all), "the cases that v3 covers: {}", passed.join(" "));
+    }
+}
+
+fn within_tolerance(spec: &ProblemSpec, tiles: Option<Tiles>, policy: Policy, multiprocessors: u32) {
+    let problem: Problem = spec.clone().build().unwrap();
+    let inputs = Inputs::randn(&problem, 5).unwrap();
+    let layout = Layout::of(&problem, &inputs).unwrap();
+    let name = format!("{problem}, {tiles:?}, {policy:?}, {multiprocessors} multiprocessors");
+    let plan = kernels::plan(Stratum::V3, &problem, arch::Target::best(Sm::Sm90), &layout, tiles).unwrap();
+    let computed = compute(&mut device(policy, multiprocessors), &plan, &problem, &inputs);
+    let computed = computed.unwrap_or_else(|error| panic!("{name}: {error}"));
+    let reference = reference(&problem, &inputs).unwrap();
+    let verdict = check(&problem, &computed.outputs, &reference, &plain(&problem, &inputs).unwrap()).unwrap();
+    assert!(verdict.passed(), "{name}: {verdict:?}");
+}
+
+/// Head dimensions that the copy engine can address, lengths off the tiles' borders, every kind of mask.
+#[test]
+fn head_dims_lengths_and_masks() {
+    let lengths = [(1, 1), (33, 31), (5, 270), (270, 5), (128, 128), (147, 329), (65, 64), (300, 200)];
+    let dims = [(8, 8), (40, 40), (64, 64), (72, 24), (96, 96), (128, 128), (64, 256), (256, 256)];
+    let masks = [Mask::FULL, Mask::CAUSAL, Mask::window(40, 3), Mask::window(0, -1), Mask::window(130, -20)];
+    for (index, (d, d_v)) in dims.into_iter().enumerate() {
+        for (kind, mask) in masks.into_iter().enumerate() {
+            let (seqlen_q, seqlen_k) = lengths[(index + 3 * kind) % lengths.len()];
+            let spec = ProblemSpec::new(2, 2, seqlen_q, d).seqlen_k(seqlen_k).head_dim_v(d_v).mask(mask);
+            let spec = spec.heads_kv(1 + index % 2).dtype([Dtype::F16, Dtype::Bf16][kind % 2]);
+            within_tolerance(&spec, None, POLICIES[(index + kind) % POLICIES.len()], 1 + index as u32 % 3);
+        }
+    }
+}
+
+/// Packed sequences, empty ones and some shorter than the longest by whole tiles.
+#[test]
+fn packed_batches() {
+    let (cu_q, cu_k) = (vec![0, 0, 300, 301, 460], vec![0, 70, 70, 400, 530]);
+    for (index, mask) in [Mask::FULL, Mask::CAUSAL, Mask::window(30, 30)].into_iter().enumerate() {
+        let spec = ProblemSpec::packed(2, 64, cu_q.clone(), cu_k.clone()).dtype(Dtype::Bf16).mask(mask);
+        within_tolerance(&spec, None, POLICIES[index], FEW);
+    }
+}
+
+#[test]
+fn tile_sizes() {
+    for (index, (block_q, block_kv)) in [(64, 16), (64, 128), (128, 80), (192, 64), (192, 96)].into_iter().enumerate() {
+        let tiles = Tiles { block_q, block_kv, threads: 128 + 2 * block_q };
+        let spec =
+            ProblemSpec::new(1, 2, 333, 64).seqlen_k(277).dtype(Dtype::F16).mask([Mask::FULL, Mask::CAUSAL][index % 2]);
+        within_tolerance(&spec, Some(tiles), POLICIES[index % POLICIES.len()], FEW);
+    }
+}
