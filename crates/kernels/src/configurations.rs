@@ -76,6 +76,7 @@ pub fn configurations() -> Result<Vec<(String, Program)>, PlanError> {
                 window: false,
                 varlen: false,
                 dynamic: false,
+                by_threads: false,
                 grouped: false,
                 softcap: false,
                 alibi: false,

@@ -2,9 +2,11 @@
 
 use arch::{Sm, Target};
 use emulator::{Device, Level, Options, Policy};
+use flashstrata::Planner;
+use flashstrata::compute::{Computed, compute};
 use kernels::plan::{self, plan_with};
 use kernels::{Dtype, Inputs, Layout, Mask, Problem, ProblemSpec, Stratum, Tensor, Tiles, check, plain, reference};
-use lab::{CaseId, Computed, Outcome, compute, verify};
+use lab::{CaseId, Outcome, verify};
 
 const POLICIES: [Policy; 4] = [Policy::Eager, Policy::Lazy, Policy::Random(1), Policy::Random(2)];
 
@@ -14,9 +16,11 @@ fn device(sm: Sm, policy: Policy) -> Device<'static> {
 
 /// The cases on an architecture, in a type of its tensor cores.
 fn cases(sm: Sm, dtype: Dtype, policy: Policy) {
+    let board = arch::GPUS.iter().find(|gpu| gpu.sm == sm).unwrap();
+    let planner = Planner::new(board.into()).stratum(Stratum::V2Tc);
     let mut passed = Vec::new();
     for case in CaseId::all(8) {
-        for checked in verify(Stratum::V2Tc, None, case, dtype, 3, &mut || Ok(device(sm, policy))).unwrap() {
+        for checked in verify(&planner, case, dtype, 3, &mut || Ok(device(sm, policy))).unwrap() {
             match checked.outcome {
                 Outcome::Passed => passed.push(checked.case.to_string()),
                 Outcome::NotCovered => panic!("{} {} is not covered", checked.case, checked.problem),
