@@ -1,15 +1,20 @@
 //! The command line.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use arch::Sm;
 use clap::{Args, Parser, Subcommand};
+use flashstrata::Planner;
 use kernels::{Dtype, ProblemSpec, Stratum, Tiles};
 use lab::tensor_file::Layout;
 
 use crate::bench::BenchArguments;
 use crate::device::Device;
+use crate::plan::PlanArguments;
 use crate::probe::ProbeArguments;
+use crate::tune::TuneArguments;
 use crate::verify::VerifyArguments;
 
 /// FlashAttention, generation by generation: run each kernel on an emulated GPU and see why it is as fast as it is.
@@ -26,7 +31,11 @@ pub struct Arguments {
 pub enum Command {
     /// Run the strata on one problem and explain each: what it suffers from, and what the next one removed.
     Dig(Box<DigArguments>),
-    /// Compute attention on your tensors with one stratum; writes `o` and `lse`.
+    /// Say what would compute a problem on a GPU, which tiles, and why nothing newer; needs no GPU.
+    Plan(Box<PlanArguments>),
+    /// Measure on a GPU which tiles are fastest for problems, and keep that for the library.
+    Tune(Box<TuneArguments>),
+    /// Compute attention on your tensors; writes `o` and `lse`.
     Run(Box<RunArguments>),
     /// Run any kernel, of Triton or nvcc or your own, on an emulated GPU: what each source line costs, and what is wrong with it.
     Probe(Box<ProbeArguments>),
@@ -88,9 +97,12 @@ pub struct RunArguments {
     /// Where `o` and `lse` go: a .safetensors file, or a .npy file for `o`, beside which `lse` goes to NAME.lse.npy.
     #[arg(long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Which stratum computes.
-    #[arg(long)]
-    pub stratum: Stratum,
+    /// What computes: emulator, cuda, or cuda:N for GPU N.
+    #[arg(long, default_value = "emulator")]
+    pub device: Device,
+    /// Which stratum computes; auto takes the newest that can.
+    #[arg(long, default_value = "auto")]
+    pub stratum: Choice,
     /// The GPU to emulate, by its name.
     #[arg(long, default_value = "RTX 2070")]
     pub gpu: String,
@@ -123,6 +135,43 @@ pub struct TileArguments {
     pub threads: Option<u32>,
 }
 
+/// A stratum, or the library's choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Auto,
+    Stratum(Stratum),
+}
+
+impl Choice {
+    /// The planner that makes it.
+    pub fn of(self, planner: Planner) -> Planner {
+        match self {
+            Choice::Auto => planner,
+            Choice::Stratum(stratum) => planner.stratum(stratum),
+        }
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Choice::Auto => f.write_str("auto"),
+            Choice::Stratum(stratum) => stratum.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Choice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Choice::Auto),
+            _ => text.parse().map(Choice::Stratum).map_err(|error| format!("{error}, or auto")),
+        }
+    }
+}
+
 /// The strata that are asked for: all when none is named.
 ///
 /// # Errors
@@ -136,6 +185,19 @@ pub fn strata(named: &[Stratum]) -> anyhow::Result<&[Stratum]> {
 }
 
 impl TileArguments {
+    /// The planner of a choice, on the tiles that are asked for.
+    ///
+    /// # Errors
+    /// When tiles are given and no stratum: each has its own.
+    pub fn planner(&self, planner: Planner, choice: Choice, problem: &kernels::Problem) -> anyhow::Result<Planner> {
+        let sm = planner.hardware().sm;
+        match choice {
+            _ if [self.block_q, self.block_kv, self.threads] == [None; 3] => Ok(choice.of(planner)),
+            Choice::Stratum(stratum) => Ok(choice.of(planner).tiles(self.of(stratum, sm, problem))),
+            Choice::Auto => anyhow::bail!("stratum is auto, which chooses its tiles: name a stratum, or give no tiles"),
+        }
+    }
+
     /// The stratum's own tiles on an architecture, changed as asked.
     pub fn of(&self, stratum: Stratum, sm: Sm, problem: &kernels::Problem) -> Tiles {
         let own = stratum.default_tiles(sm, problem);

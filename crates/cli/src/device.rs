@@ -12,6 +12,16 @@ pub enum Device {
     Cuda(u32),
 }
 
+impl Device {
+    /// The library's device; `gpu` is the board that the emulator emulates.
+    pub fn open(self, gpu: &str) -> anyhow::Result<flashstrata::Device> {
+        match self {
+            Device::Emulator => Ok(flashstrata::Device::emulated(gpu)?),
+            Device::Cuda(ordinal) => Ok(flashstrata::Device::cuda(ordinal)?),
+        }
+    }
+}
+
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

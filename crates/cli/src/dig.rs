@@ -31,7 +31,7 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     };
     NOTHING_FINISHED.store(false, Ordering::Relaxed);
 
-    let progress = Progress::new();
+    let progress = Progress::new("CTAs");
     let (mut dug, mut refused, mut stopped) = (Vec::new(), Vec::new(), None);
     for &stratum in strata {
         progress.begin(&stratum.to_string());

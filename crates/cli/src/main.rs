@@ -8,6 +8,7 @@ mod doctor;
 mod facts;
 mod mutation_report;
 mod output;
+mod plan;
 mod probe;
 mod probe_report;
 mod progress;
@@ -15,6 +16,7 @@ mod prose;
 mod question;
 mod report;
 mod run;
+mod tune;
 mod verify;
 
 use std::process::ExitCode;
@@ -74,6 +76,8 @@ fn main() -> ExitCode {
     });
     let result = match arguments.command {
         Command::Dig(arguments) => dig::dig(&arguments),
+        Command::Plan(arguments) => plan::plan(&arguments),
+        Command::Tune(arguments) => tune::tune(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Probe(arguments) => probe::run(&arguments),
         Command::Facts(arguments) => facts::facts(&arguments),

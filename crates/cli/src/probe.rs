@@ -69,6 +69,9 @@ pub struct ProbeArguments {
     /// Try N schedules: eager, lazy, then random ones.
     #[arg(long, value_name = "N")]
     pub shake: Option<u32>,
+    /// Look for races between CTAs on global memory too; every byte's accesses are remembered, which takes time and memory.
+    #[arg(long)]
+    pub global_races: bool,
     /// Warp instructions that a CTA may execute before it is taken for hung.
     #[arg(long, value_name = "N")]
     pub budget: Option<u64>,
@@ -111,6 +114,7 @@ impl ProbeArguments {
             seed: self.seed,
             policy: self.policy,
             shake: self.shake,
+            global_races: self.global_races.then_some(true),
             budget: self.budget,
             memory: self.memory,
             sample: self.sample,
@@ -135,7 +139,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<(), Failure> {
     if let Some(more) = &arguments.mutate {
         return mutate(settings, more);
     }
-    let progress = Progress::new();
+    let progress = Progress::new("CTAs");
     progress.begin("probe");
     let show = |done, of| progress.show(done, of);
     // What a probe has to tell it tells at its end.
@@ -162,7 +166,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<(), Failure> {
 /// Mutates the kernel of the settings, and those of more launch files.
 fn mutate(settings: Settings, more: &[PathBuf]) -> Result<(), Failure> {
     let more = more.iter().map(|path| Settings::read(path)).collect::<Result<Vec<_>, _>>()?;
-    let progress = Progress::new();
+    let progress = Progress::new("CTAs");
     let mut all = Vec::new();
     NOTHING_FINISHED.store(true, Ordering::Relaxed);
     for settings in std::iter::once(settings).chain(more) {

@@ -2,13 +2,16 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// CTAs that have run, of those to run.
+/// What is done of what there is to do.
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    pub fn new() -> Self {
+    /// Counts this: CTAs, say.
+    pub fn new(unit: &str) -> Self {
         let bar = ProgressBar::new(0);
-        if let Ok(style) = ProgressStyle::with_template("{msg:8} {bar:40} {pos}/{len} CTAs, {elapsed}") {
+        if let Ok(style) =
+            ProgressStyle::with_template(&format!("{{msg:8}} {{bar:40}} {{pos}}/{{len}} {unit}, {{elapsed}}"))
+        {
             bar.set_style(style);
         }
         Self(bar)

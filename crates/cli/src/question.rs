@@ -1,7 +1,7 @@
 //! What is asked: a problem and its inputs, from the command line and files.
 
 use anyhow::Context;
-use kernels::{Inputs, Problem, ProblemSpec};
+use kernels::{Dtype, Inputs, Problem, ProblemSpec};
 use lab::Source;
 use lab::tensor_file;
 
@@ -12,11 +12,13 @@ pub fn of_dig(arguments: &DigArguments) -> anyhow::Result<(Problem, Source)> {
     if let Some(inputs) = tensors(&arguments.tensors)? {
         return Ok((of_tensors(&inputs, &arguments.mask)?, Source::Tensors(Box::new(inputs))));
     }
-    let mut spec = arguments.problem.clone();
-    if let Some(dtype) = arguments.dtype {
-        spec.dtype = dtype;
-    }
-    Ok((masked(spec, &arguments.mask).build()?, Source::Seed(arguments.seed)))
+    Ok((problem(&arguments.problem, arguments.dtype, &arguments.mask)?, Source::Seed(arguments.seed)))
+}
+
+/// A problem, changed as other arguments say.
+pub fn problem(spec: &ProblemSpec, dtype: Option<Dtype>, mask: &MaskArguments) -> anyhow::Result<Problem> {
+    let spec = ProblemSpec { dtype: dtype.unwrap_or(spec.dtype), ..spec.clone() };
+    Ok(masked(spec, mask).build()?)
 }
 
 /// The user's tensors as `[batch, seqlen, heads, dim]`; `None` when no file is given.

@@ -12,21 +12,25 @@ use crate::progress::Progress;
 use crate::{CANCEL, Failure, question};
 
 pub fn run(arguments: &RunArguments) -> Result<(), Failure> {
-    let gpu = arch::Gpu::find(&arguments.gpu)?;
     let files = Files::of(&arguments.output)?;
     files.check_inputs(arguments)?;
+    let device = arguments.device.open(&arguments.gpu)?;
     let inputs = question::tensors(&arguments.tensors)?.context("no input: give --input, or --q, --k and --v")?;
     let problem = question::of_tensors(&inputs, &arguments.mask)?;
+    let planner = arguments.tiles.planner(device.planner(), arguments.stratum, &problem)?;
+    let plan = planner.plan(&problem, &kernels::Layout::of(&problem, &inputs)?)?;
 
-    let progress = Progress::new();
-    progress.begin(&arguments.stratum.to_string());
-    let show = |done, of| progress.show(done, of);
-    let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
-    let stratum = arguments.stratum;
-    let tiles = arguments.tiles.of(stratum, gpu.sm, &problem);
-    let result = lab::execute(stratum, tiles, &problem, &inputs, gpu.sm, watch);
-    progress.end();
-    let outputs = result.map_err(Failure::of_execution)?.outputs;
+    let outputs = if device.emulation().is_some() {
+        let progress = Progress::new("CTAs");
+        progress.begin(&plan.stratum().to_string());
+        let show = |done, of| progress.show(done, of);
+        let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
+        let result = lab::execute::execute_plan(plan.kernels, &problem, &inputs, watch);
+        progress.end();
+        result.map_err(Failure::of_execution)?.outputs
+    } else {
+        device.stream()?.run(&plan, &inputs).map_err(|error| Failure::No(error.into()))?
+    };
     files.write(&outputs, arguments.tensors.layout)?;
     Ok(())
 }

@@ -5,11 +5,10 @@ use std::time::Instant;
 
 use anyhow::anyhow;
 use clap::Args;
-use cuda::Driver;
 use kernels::{Dtype, Stratum};
-use lab::{CaseId, Checked, Outcome};
+use lab::{CaseId, Checked, Coverage, Outcome};
 
-use crate::arguments::strata;
+use crate::arguments::Choice;
 use crate::device::Device;
 use crate::{CANCEL, Failure, output};
 
@@ -22,16 +21,16 @@ pub struct VerifyArguments {
     /// The GPU to emulate, by its name.
     #[arg(long, default_value = "RTX 2070")]
     pub gpu: String,
-    /// Which strata, separated by commas; all by default.
+    /// Which strata, separated by commas; all by default. auto is what the library picks for each call.
     #[arg(long, alias = "strata", value_delimiter = ',', value_name = "LIST")]
-    pub stratum: Vec<Stratum>,
+    pub stratum: Vec<Choice>,
     /// Which cases, separated by commas: 1 to 15, and r0, r1, ... for random problems; all by default.
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub case: Vec<CaseId>,
     /// Which types, separated by commas; all by default.
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub dtype: Vec<Dtype>,
-    /// How many random problems.
+    /// How many random problems of each type; what they covered is told at the end.
     #[arg(long, default_value_t = 6, conflicts_with = "case")]
     pub random: u32,
     /// Seed of the inputs and of the random problems.
@@ -41,22 +40,22 @@ pub struct VerifyArguments {
 
 /// Runs the cases; one line per failure, and a summary.
 pub fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
-    match arguments.device {
-        Device::Emulator => {
-            let sm = arch::Gpu::find(&arguments.gpu)?.sm;
-            let options = || emulator::Options { cancel: Some(&CANCEL), ..emulator::Options::new(sm) };
-            let verify = |stratum, case, dtype| {
+    let device = arguments.device.open(&arguments.gpu)?;
+    let planner = device.planner();
+    match device.context() {
+        None => {
+            let options = emulator::Options { cancel: Some(&CANCEL), ..emulator::Options::new(device.hardware().sm) };
+            let verify = |choice: Choice, case, dtype| {
                 // So few that CTAs which stay take several tiles.
-                let mut emulator =
-                    || Ok(emulator::Device { multiprocessors: Some(2), ..emulator::Device::new(options()) });
-                lab::verify(stratum, None, case, dtype, arguments.seed, &mut emulator)
+                let few = || emulator::Device { multiprocessors: Some(2), ..emulator::Device::new(options.clone()) };
+                let mut emulator = || Ok(few());
+                lab::verify(&choice.of(planner.clone()), case, dtype, arguments.seed, &mut emulator)
             };
             run(arguments, verify, || false)
         }
-        Device::Cuda(ordinal) => {
-            let context = Driver::load()?.context(ordinal)?;
-            let verify = |stratum, case, dtype| {
-                lab::verify(stratum, None, case, dtype, arguments.seed, &mut || context.stream())
+        Some(context) => {
+            let verify = |choice: Choice, case, dtype| {
+                lab::verify(&choice.of(planner.clone()), case, dtype, arguments.seed, &mut || context.stream())
             };
             // After a fault nothing more can be run in this process.
             run(arguments, verify, || context.poisoned().is_some())
@@ -66,30 +65,35 @@ pub fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
 
 fn run(
     arguments: &VerifyArguments,
-    mut verify: impl FnMut(Stratum, CaseId, Dtype) -> Result<Vec<Checked>, kernels::cases::CaseError>,
+    mut verify: impl FnMut(Choice, CaseId, Dtype) -> Result<Vec<Checked>, kernels::cases::CaseError>,
     is_spoiled: impl Fn() -> bool,
 ) -> Result<(), Failure> {
     let begin = Instant::now();
-    let strata = strata(&arguments.stratum)?;
+    let choices = match arguments.stratum.is_empty() {
+        true => Stratum::ALL.map(Choice::Stratum).to_vec(),
+        false => arguments.stratum.clone(),
+    };
     let dtypes = if arguments.dtype.is_empty() { &Dtype::ALL[..] } else { &arguments.dtype };
     let cases = if arguments.case.is_empty() { CaseId::all(arguments.random) } else { arguments.case.clone() };
     let (mut passed, mut failed, mut not_covered) = (0, 0, 0);
     let (mut interrupted, mut spoiled) = (false, false);
-    'all: for &stratum in strata {
+    let mut coverage = Coverage::default();
+    'all: for &choice in &choices {
         for &dtype in dtypes {
             for &case in &cases {
-                let checked = verify(stratum, case, dtype)?;
+                let checked = verify(choice, case, dtype)?;
                 if CANCEL.load(Ordering::Relaxed) {
                     interrupted = true;
                     break 'all;
                 }
                 for one in checked {
+                    coverage.count(&one);
                     match &one.outcome {
                         Outcome::Passed => passed += 1,
                         Outcome::NotCovered => not_covered += 1,
                         Outcome::Failed(why) => {
                             failed += 1;
-                            output::print(&failure(arguments, stratum, dtype, &one, why))?;
+                            output::print(&failure(arguments, choice, dtype, &one, why))?;
                         }
                     }
                 }
@@ -99,6 +103,9 @@ fn run(
                 }
             }
         }
+    }
+    if !coverage.is_empty() {
+        output::print(&format!("random calls that were covered, of those drawn:\n{coverage}"))?;
     }
     let seconds = begin.elapsed().as_secs_f64();
     output::print(&format!(
@@ -114,7 +121,7 @@ fn run(
 }
 
 /// One line: what failed, why, and a command that repeats it.
-fn failure(arguments: &VerifyArguments, stratum: Stratum, dtype: Dtype, one: &Checked, why: &str) -> String {
+fn failure(arguments: &VerifyArguments, stratum: Choice, dtype: Dtype, one: &Checked, why: &str) -> String {
     let Checked { case, label, problem, .. } = one;
     let device = match arguments.device {
         Device::Emulator => format!("emulator --gpu '{}'", arguments.gpu),
@@ -148,14 +155,16 @@ mod tests {
             case: CaseId::Random(4),
             label: "random".into(),
             problem,
+            traits: None,
             outcome: Outcome::Failed("wrong\nthere".into()),
         };
-        let line = failure(&arguments, Stratum::V2, Dtype::F16, &one, "wrong\n  there");
+        let v2 = Choice::Stratum(Stratum::V2);
+        let line = failure(&arguments, v2, Dtype::F16, &one, "wrong\n  there");
         assert_eq!(line.lines().count(), 1);
         assert!(line.contains("): wrong there; "), "{line}");
         let command = line.trim().split("repeat with: strata ").nth(1).unwrap();
         let again = Program::parse_from(command.split(' ')).verify;
         assert_eq!((again.device, again.seed), (Device::Cuda(1), 9));
-        assert_eq!((again.stratum, again.dtype, again.case), (vec![Stratum::V2], vec![Dtype::F16], vec![one.case]));
+        assert_eq!((again.stratum, again.dtype, again.case), (vec![v2], vec![Dtype::F16], vec![one.case]));
     }
 }

@@ -40,6 +40,13 @@ pub(crate) struct Inner {
     poisoned: OnceLock<String>,
 }
 
+/// What the driver knows of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PointerInfo {
+    /// The number of the GPU whose memory it is, also where the driver moves it (managed memory); `None` for host memory.
+    pub device: Option<u32>,
+}
+
 /// Makes a context current while it lives; then the one before is current again.
 pub(crate) struct Current {
     pushed: bool,
@@ -68,6 +75,13 @@ impl Drop for Current {
             // SAFETY: this thread pushed a context and pops as many as it pushes; the driver writes one handle.
             let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
         }
+    }
+}
+
+impl PartialEq for Context {
+    /// Whether they are clones of one.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
@@ -110,6 +124,34 @@ impl Context {
         // SAFETY: a context is current; the driver writes two sizes.
         self.check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
         Ok((free as u64, total as u64))
+    }
+
+    /// What the driver knows of an address that someone else brings.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn pointer(&self, address: u64) -> Result<PointerInfo, Error> {
+        use sys::CUpointer_attribute::*;
+        let _current = self.current()?;
+        let (mut kind, mut managed, mut ordinal) = (0u32, 0u32, -1i32);
+        let mut attributes =
+            [CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL];
+        let mut values: [*mut std::ffi::c_void; 3] =
+            [(&raw mut kind).cast(), (&raw mut managed).cast(), (&raw mut ordinal).cast()];
+        // SAFETY: a context is current; the driver writes each value, of the size its attribute has (CUDA driver API,
+        // cuPointerGetAttributes; a boolean takes at most 4 bytes), and takes any address: of one it does not know, the values
+        // are 0.
+        let code = unsafe {
+            sys::cuPointerGetAttributes(
+                attributes.len() as u32,
+                attributes.as_mut_ptr(),
+                values.as_mut_ptr(),
+                address as sys::CUdeviceptr,
+            )
+        };
+        self.check("cuPointerGetAttributes", code)?;
+        let device = kind == sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 || managed & 0xff != 0;
+        Ok(PointerInfo { device: device.then(|| u32::try_from(ordinal).unwrap_or(self.device().ordinal)) })
     }
 
     /// A new stream, which does not wait for the default one.

@@ -78,6 +78,12 @@ impl Driver {
         self.version
     }
 
+    /// The driver's own version, such as "580.65.06", as NVML tells it; that of CUDA where NVML is absent.
+    pub fn release(&self) -> String {
+        let told = nvml_wrapper::Nvml::init().and_then(|nvml| nvml.sys_driver_version());
+        told.unwrap_or_else(|_| format!("CUDA {}", self.version))
+    }
+
     /// The number of GPUs.
     ///
     /// # Errors

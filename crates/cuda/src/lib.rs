@@ -29,7 +29,7 @@ mod tensor_map;
 mod timing;
 
 pub use clocks::Clocks;
-pub use context::Context;
+pub use context::{Context, PointerInfo};
 pub use driver::{CudaVersion, DeviceInfo, Driver};
 pub use error::Error;
 pub use graph::Graph;

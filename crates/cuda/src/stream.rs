@@ -100,6 +100,14 @@ impl Stream {
     /// # Errors
     /// When the kernel does not compile, the arguments are not its own, or the GPU has not the shared memory.
     pub fn prepare(&self, launch: &Launch<'_>) -> Result<Prepared, Error> {
+        self.prepare_compiled(self.context.function(launch.kernel)?, launch)
+    }
+
+    /// The same with what [`Context::function`] made of the launch's kernel: nothing is compiled, nor looked for.
+    ///
+    /// # Errors
+    /// When the arguments are not the kernel's own, or the GPU has not the shared memory.
+    pub fn prepare_compiled(&self, function: Function, launch: &Launch<'_>) -> Result<Prepared, Error> {
         let Launch { kernel, grid, block, cluster, dynamic_shared, .. } = launch;
         let refuse = |what| Err(Error::Launch { kernel: kernel.name.clone(), what });
         // The driver encodes tensor maps for the current context.
@@ -110,7 +118,6 @@ impl Stream {
         {
             return refuse(format!("{what} is {extent:?}; every dimension must be at least 1"));
         }
-        let function = self.context.function(kernel)?;
         let (threads, most) = (launch.threads(), function.attributes().max_threads);
         if threads > most.into() {
             return refuse(format!("block {block:?} has {threads} threads; with its registers it can have {most}"));
@@ -225,8 +232,20 @@ impl Stream {
     /// When the bytes are not inside one allocation.
     pub fn fill(&mut self, address: u64, bytes: u64, value: u8) -> Result<(), Error> {
         self.inside(address, bytes)?;
-        let _current = self.context.current()?;
         // SAFETY: the bytes are inside an allocation.
+        unsafe { self.fill_unchecked(address, bytes, value) }
+    }
+
+    /// The same for memory that someone else allocated.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    ///
+    /// # Safety
+    /// The bytes are device memory that this context can write, until what is in the stream has ended.
+    pub unsafe fn fill_unchecked(&mut self, address: u64, bytes: u64, value: u8) -> Result<(), Error> {
+        let _current = self.context.current()?;
+        // SAFETY: the caller vouches for the bytes.
         let code = unsafe { sys::cuMemsetD8Async(address as CUdeviceptr, value, bytes as usize, self.raw.0) };
         self.check("cuMemsetD8Async", code)
     }
@@ -242,6 +261,25 @@ impl Stream {
                 format!("`{}` (grid {grid:?}, block {block:?}){others}", loaded.name)
             }
         })
+    }
+
+    /// Copies as many bytes out as `contents` has, when what is in the stream has ended.
+    ///
+    /// # Errors
+    /// When the bytes are not inside one allocation, or something in the stream faulted.
+    pub fn read_into(&mut self, address: u64, contents: &mut [u8]) -> Result<(), Error> {
+        self.inside(address, contents.len() as u64)?;
+        if contents.is_empty() {
+            return Ok(());
+        }
+        let current = self.context.current()?;
+        // SAFETY: the bytes are inside an allocation, and `contents` is as long and lives until the copy ended.
+        let code = unsafe {
+            sys::cuMemcpyDtoHAsync_v2(contents.as_mut_ptr().cast(), address as CUdeviceptr, contents.len(), self.raw.0)
+        };
+        drop(current);
+        self.check("cuMemcpyDtoHAsync", code)?;
+        self.synchronize()
     }
 
     fn inside(&self, address: u64, bytes: u64) -> Result<(), Error> {
@@ -329,17 +367,7 @@ impl Backend for Stream {
     fn read(&mut self, address: u64, bytes: u64) -> Result<Vec<u8>, Error> {
         self.inside(address, bytes)?;
         let mut contents = vec![0u8; bytes as usize];
-        if contents.is_empty() {
-            return Ok(contents);
-        }
-        let current = self.context.current()?;
-        // SAFETY: the bytes are inside an allocation, and `contents` is as long and lives until the copy ended.
-        let code = unsafe {
-            sys::cuMemcpyDtoHAsync_v2(contents.as_mut_ptr().cast(), address as CUdeviceptr, contents.len(), self.raw.0)
-        };
-        drop(current);
-        self.check("cuMemcpyDtoHAsync", code)?;
-        self.synchronize()?;
+        self.read_into(address, &mut contents)?;
         Ok(contents)
     }
 

@@ -15,7 +15,7 @@ pub const WARPGROUP: u32 = 128;
 pub const ROWS: u32 = 64;
 
 /// Bytes of a slab's row, the widest that the swizzles of the copy engine and of matrix descriptors know.
-const SLAB_ROW: u32 = 128;
+pub const SLAB_ROW: u32 = 128;
 
 /// Bytes along the inner dimension of one matrix instruction.
 const STEP: u32 = 32;
@@ -286,8 +286,8 @@ impl Ring {
         Self { tiles, barriers, step, stages }
     }
 
-    /// Prepares the barriers, for so many `writers` and for `readers` warps; one thread of the CTA does, before any other uses
-    /// them.
+    /// Prepares the barriers, for so many threads that say a tile is there and so many warps that say they are done with it;
+    /// one thread of the CTA does, before any other uses them.
     #[track_caller]
     pub fn init(&self, k: &mut KernelBuilder, writers: u32, readers: u32) {
         k.at(Location::caller(), |k| {
@@ -339,7 +339,7 @@ impl Ring {
         })
     }
 
-    /// Waits until the tile may be filled by this thread's own stores.
+    /// Waits until the tile may be filled by threads.
     #[track_caller]
     pub fn wait_empty(&self, k: &mut KernelBuilder, at: Cursor) {
         k.at(Location::caller(), |k| {
@@ -349,7 +349,7 @@ impl Ring {
         });
     }
 
-    /// Says that a tile filled by this thread's own stores is there.
+    /// Says that this thread's part of a tile is there.
     #[track_caller]
     pub fn fill(&self, k: &mut KernelBuilder, at: Cursor) {
         k.at(Location::caller(), |k| {

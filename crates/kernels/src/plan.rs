@@ -11,7 +11,7 @@ use ptx::{Argument, Kernel, KernelError, L2Promotion, Launch, Swizzle, TensorMap
 
 use crate::config::{Config, Program, Tiles};
 use crate::tile::{GROUP, SharedMemory};
-use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, hopper, naive, v1, v2, v2_kt, v3};
+use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, combine, hopper, naive, v1, v2, v2_kt, v2_tc, v3};
 
 /// A generation of the attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,6 +24,8 @@ pub enum Stratum {
     V2,
     /// The same on keys that a kernel of its own transposed.
     V2Kt,
+    /// FlashAttention-2 on tensor cores: each warp multiplies its own queries, fragments come from swizzled tiles.
+    V2Tc,
     /// FlashAttention-3: Hopper's copy engine and matrix instructions, one warp that loads and warpgroups that compute.
     V3,
 }
@@ -50,7 +52,7 @@ impl Stratum {
     pub const ON_CUDA_CORES: [Stratum; 4] = [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt];
 
     /// All of them, oldest first.
-    pub const ALL: [Stratum; 5] = [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt, Stratum::V3];
+    pub const ALL: [Stratum; 6] = [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt, Stratum::V2Tc, Stratum::V3];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -59,6 +61,7 @@ impl Stratum {
             Stratum::V1 => "v1",
             Stratum::V2 => "v2",
             Stratum::V2Kt => "v2_kt",
+            Stratum::V2Tc => "v2_tc",
             Stratum::V3 => "v3",
         }
     }
@@ -76,6 +79,24 @@ impl Stratum {
         };
         match self {
             Stratum::Naive | Stratum::V1 | Stratum::V2 | Stratum::V2Kt => on_cuda_cores,
+            Stratum::V2Tc => Coverage {
+                min_sm: Sm::Sm75,
+                needs: None,
+                dtypes: &Dtype::UNSCALED,
+                max_head_dim: 256,
+                max_seqlen: PACKED_END as usize,
+                features: &[
+                    Feature::Causal,
+                    Feature::Window,
+                    Feature::Gqa,
+                    Feature::HeadDimV,
+                    Feature::CrossLength,
+                    Feature::Softcap,
+                    Feature::Alibi,
+                    Feature::Varlen,
+                    Feature::Strided,
+                ],
+            },
             Stratum::V3 => Coverage {
                 min_sm: Sm::Sm90,
                 needs: Some(arch::Feature::Wgmma),
@@ -101,12 +122,19 @@ impl Stratum {
         target.sm() >= min_sm && needs.is_none_or(|needs| target.supports(needs))
     }
 
+    /// The error that results of a type may have, as a share of the largest element, where that is more than the contract's
+    /// tolerance: tensor cores multiply f32 in parts and cut their sums.
+    pub fn relative_error(self, dtype: Dtype) -> Option<f64> {
+        (self == Stratum::V2Tc && dtype == Dtype::F32).then_some(1e-5)
+    }
+
     /// The tile sizes it uses for a problem unless told otherwise.
     pub fn default_tiles(self, sm: Sm, problem: &Problem) -> Tiles {
         match self {
             Stratum::Naive | Stratum::V1 | Stratum::V2 | Stratum::V2Kt => {
                 square_tiles(sm, problem.head_dim, problem.head_dim_v)
             }
+            Stratum::V2Tc => v2_tc::default_tiles(sm, problem),
             Stratum::V3 => v3::default_tiles(problem),
         }
     }
@@ -139,7 +167,7 @@ impl fmt::Display for Stratum {
 
 /// A text that names no stratum.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("stratum is `{0}`: it must be naive, v1, v2, v2_kt or v3")]
+#[error("stratum is `{0}`: it must be naive, v1, v2, v2_kt, v2_tc or v3")]
 pub struct ParseStratumError(String);
 
 impl FromStr for Stratum {
@@ -213,17 +241,34 @@ impl Layout {
 
     /// The elements, 1, 2 or 4, by which every row of every tensor can be accessed.
     fn vector(&self, problem: &Problem) -> u32 {
+        let out = (self.out, problem.seqlen_q, problem.heads_q, problem.head_dim_v);
+        let [q, k, v] = self.inputs(problem);
+        self.widest(problem, &[q, k, v, out], &[4, 2])
+    }
+
+    /// The bytes, 2 to 16, by which every row of q, k and v can be copied.
+    fn piece(&self, problem: &Problem) -> u32 {
+        let bytes = problem.dtype.bytes() as u32;
+        let elements = [16, 8, 4].map(|piece| piece / bytes);
+        bytes * self.widest(problem, &self.inputs(problem), &elements)
+    }
+
+    /// Of each input, its strides, rows, heads and columns.
+    fn inputs(&self, problem: &Problem) -> [(Strides, usize, usize, usize); 3] {
+        [
+            (self.q, problem.seqlen_q, problem.heads_q, problem.head_dim),
+            (self.k, problem.seqlen_k, problem.heads_kv, problem.head_dim),
+            (self.v, problem.seqlen_k, problem.heads_kv, problem.head_dim_v),
+        ]
+    }
+
+    /// The first of these numbers of elements by which every row of the tensors can be accessed; 1 where there is none.
+    fn widest(&self, problem: &Problem, tensors: &[(Strides, usize, usize, usize)], elements: &[u32]) -> u32 {
         let bytes = problem.dtype.bytes() as u64;
         let fits = |elements: &u32| {
             let elements = u64::from(*elements);
-            let tensors = [
-                (self.q, problem.seqlen_q, problem.heads_q, problem.head_dim),
-                (self.k, problem.seqlen_k, problem.heads_kv, problem.head_dim),
-                (self.v, problem.seqlen_k, problem.heads_kv, problem.head_dim_v),
-                (self.out, problem.seqlen_q, problem.heads_q, problem.head_dim_v),
-            ];
             self.alignment.is_multiple_of(elements * bytes)
-                && tensors.into_iter().all(|(strides, seqlen, heads, dim)| {
+                && tensors.iter().all(|&(strides, seqlen, heads, dim)| {
                     let steps = [
                         (strides.batch, problem.batch),
                         (strides.seq, seqlen),
@@ -233,7 +278,7 @@ impl Layout {
                     steps.into_iter().all(|(stride, extent)| extent <= 1 || (stride as u64).is_multiple_of(elements))
                 })
         };
-        [4, 2].into_iter().find(fits).unwrap_or(1)
+        elements.iter().copied().find(fits).unwrap_or(1)
     }
 }
 
@@ -254,6 +299,8 @@ pub enum Buffer {
     CuSeqlensQ,
     /// The same of keys.
     CuSeqlensK,
+    /// ALiBi's slopes.
+    AlibiSlopes,
     /// What the elements of 8-bit queries are multiplied by.
     QDescale,
     /// The same of keys.
@@ -309,6 +356,8 @@ pub struct Buffers {
     pub cu_seqlens_q: u64,
     /// `cu_seqlens_k` of a packed batch, 32-bit integers.
     pub cu_seqlens_k: u64,
+    /// `alibi_slopes`, f32.
+    pub alibi_slopes: u64,
     /// Of 8-bit inputs, their descales, f32.
     pub q_descale: u64,
     /// The same of keys.
@@ -334,15 +383,19 @@ pub struct LaunchPlan {
     pub shared: SharedMemory,
     /// In the kernel's order.
     pub arguments: Vec<ArgRef>,
-    /// CTAs of one head.
+    /// CTAs of one head of the grid.
     blocks: u32,
     /// Query heads for each of the grid's heads.
     group: u32,
     /// Heads of a batch entry in the grid.
     heads: u32,
-    /// Where CTAs stay and take one tile after the other (so that no more need be launched than fit the multiprocessors, one
-    /// each): the heads that are taken together, see [`crate::schedule`].
+    /// Where tiles are numbered by [`crate::schedule`]: the heads that are taken together.
     section: Option<u32>,
+    /// How often the grid has each tile, with another part of the keys each time.
+    splits: u32,
+    /// Whether CTAs stay and take one tile after the other, so that no more need be launched than fit the multiprocessors, one
+    /// each.
+    stays: bool,
 }
 
 impl LaunchPlan {
@@ -487,6 +540,14 @@ pub enum PlanError {
     Kernel(#[from] KernelError),
 }
 
+impl PlanError {
+    /// Whether it says that the stratum does not cover the call, rather than that something is wrong with what was asked.
+    pub fn is_coverage(&self) -> bool {
+        use PlanError::*;
+        matches!(self, Feature { .. } | Extent { .. } | Target { .. } | Lacks { .. } | Dtype { .. } | TensorMap { .. })
+    }
+}
+
 fn list<T: fmt::Display>(items: &[T]) -> String {
     items.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -498,6 +559,12 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
 /// is, and the sequence's end in the second. What is past the sequence's end is then outside the tensor, and read as 0.
 /// (The arrangement is that of Triton's ragged tensor descriptors.)
 pub const PACKED_END: i32 = 1 << 30;
+
+/// The most CTAs that keys are split among.
+pub(crate) const MAX_SPLITS: u32 = 256;
+
+/// The fewest bytes that threads can copy while they go on (`cp.async`).
+const LEAST_COPY: u32 = 4;
 
 /// The largest `block_q` and `block_kv`.
 const MAX_BLOCK: u32 = 256;
@@ -549,6 +616,20 @@ impl fmt::Display for SharedMemory {
     }
 }
 
+/// What a caller may choose about a plan; by default the stratum chooses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Options {
+    /// Tile sizes.
+    pub tiles: Option<Tiles>,
+    /// The CTAs that the keys of a tile of queries are split among, their results joined by a kernel of its own, of
+    /// [`Stratum::V2Tc`]; 1 splits nothing. By default as many as fill the GPU.
+    pub splits: Option<u32>,
+    /// The multiprocessors of the GPU, which are to be filled; by default those of the largest of its architecture.
+    pub multiprocessors: Option<u32>,
+    /// Whether f32 is multiplied as tf32, 11 bits, of [`Stratum::V2Tc`]; by default in three products, to f32's precision.
+    pub tf32: bool,
+}
+
 /// Plans a call.
 ///
 /// `tiles` are the stratum's default ones unless given.
@@ -562,7 +643,65 @@ pub fn plan(
     layout: &Layout,
     tiles: Option<Tiles>,
 ) -> Result<Plan, PlanError> {
+    plan_with(stratum, problem, target, layout, &Options { tiles, ..Options::default() })
+}
+
+/// Plans a call as the caller chose.
+///
+/// # Errors
+/// Those of [`plan()`], or when there are no splits or too many.
+pub fn plan_with(
+    stratum: Stratum,
+    problem: &Problem,
+    target: Target,
+    layout: &Layout,
+    options: &Options,
+) -> Result<Plan, PlanError> {
+    let config = configure(stratum, problem, target, layout, options)?;
+    let mut planner = Planner { stratum, problem, layout, config, launches: Vec::new(), workspaces: Vec::new() };
+    match stratum {
+        Stratum::Naive => planner.naive()?,
+        Stratum::V1 => planner.v1()?,
+        Stratum::V2 => planner.v2()?,
+        Stratum::V2Kt => planner.v2_kt()?,
+        Stratum::V2Tc => planner.v2_tc(options)?,
+        Stratum::V3 => planner.v3()?,
+    }
+    let Planner { config, launches, workspaces, .. } = planner;
+    Ok(Plan {
+        stratum,
+        config,
+        launches,
+        workspaces,
+        alignment: match stratum {
+            // What the copy engine needs, whatever the output's rows are accessed by.
+            Stratum::V3 if !config.by_threads => 16,
+            Stratum::V2Tc | Stratum::V3 => {
+                (u64::from(config.vector) * problem.dtype.out().bytes() as u64).max(config.piece.into())
+            }
+            _ => u64::from(config.vector) * problem.dtype.bytes() as u64,
+        },
+        batch: problem.batch,
+        heads_q: problem.heads_q,
+    })
+}
+
+/// What a call's kernels are compiled for: the first half of [`plan_with`], in which nothing is written yet.
+///
+/// # Errors
+/// When the stratum does not cover the call, or has no such tiles.
+pub fn configure(
+    stratum: Stratum,
+    problem: &Problem,
+    target: Target,
+    layout: &Layout,
+    options: &Options,
+) -> Result<Config, PlanError> {
     covered(stratum, problem, target)?;
+    if let Some(splits) = options.splits.filter(|splits| !(1..=MAX_SPLITS).contains(splits)) {
+        let allowed = format!("1 to {MAX_SPLITS}");
+        return Err(PlanError::Tile { argument: "splits", value: splits, allowed });
+    }
     let window = problem.mask != Mask::FULL && problem.mask != Mask::CAUSAL;
     let config = Config {
         target,
@@ -574,34 +713,32 @@ pub fn plan(
         varlen: problem.varlen.is_some(),
         // Where tiles differ in length, who is done takes the next.
         dynamic: stratum == Stratum::V3 && (problem.mask != Mask::FULL || problem.varlen.is_some()),
-        vector: if stratum == Stratum::V3 { layout.out_vector(problem) } else { layout.vector(problem) },
-        tiles: tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem)),
+        by_threads: false,
+        grouped: stratum == Stratum::V2Tc && v2_tc::shares_heads(problem),
+        tf32: options.tf32,
+        split: false,
+        softcap: problem.softcap.is_some(),
+        alibi: problem.alibi_slopes.is_some(),
+        vector: match stratum {
+            Stratum::V2Tc | Stratum::V3 => layout.out_vector(problem),
+            _ => layout.vector(problem),
+        },
+        piece: layout.piece(problem),
+        tiles: options.tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem)),
     };
     match stratum {
+        Stratum::V2Tc => v2_tc::check_tiles(&config)?,
         Stratum::V3 => v3::check_tiles(&config)?,
         _ => config.tiles.check(&config)?,
     }
-    let mut planner = Planner { stratum, problem, layout, config, launches: Vec::new(), workspaces: Vec::new() };
-    match stratum {
-        Stratum::Naive => planner.naive()?,
-        Stratum::V1 => planner.v1()?,
-        Stratum::V2 => planner.v2()?,
-        Stratum::V2Kt => planner.v2_kt()?,
-        Stratum::V3 => planner.v3()?,
-    }
-    let Planner { launches, workspaces, .. } = planner;
-    Ok(Plan {
-        stratum,
-        config,
-        launches,
-        workspaces,
-        alignment: u64::from(config.vector) * problem.dtype.out().bytes() as u64,
-        batch: problem.batch,
-        heads_q: problem.heads_q,
-    })
+    Ok(config)
 }
 
-fn covered(stratum: Stratum, problem: &Problem, target: Target) -> Result<(), PlanError> {
+/// Whether a stratum covers a problem on an architecture; [`Feature::Strided`] is the tensors' matter, not the problem's.
+///
+/// # Errors
+/// The first part that it does not cover.
+pub fn covered(stratum: Stratum, problem: &Problem, target: Target) -> Result<(), PlanError> {
     let Coverage { min_sm, needs, dtypes, max_head_dim, max_seqlen, features } = stratum.coverage();
     if target.sm() < min_sm {
         return Err(PlanError::Target { stratum, target, min_sm });
@@ -611,6 +748,14 @@ fn covered(stratum: Stratum, problem: &Problem, target: Target) -> Result<(), Pl
     }
     if !dtypes.contains(&problem.dtype) {
         return Err(PlanError::Dtype { stratum, dtype: problem.dtype });
+    }
+    let of_type = match (stratum, problem.dtype) {
+        (Stratum::V2Tc, Dtype::Bf16) => Some(arch::Feature::Bf16Mma),
+        (Stratum::V2Tc, Dtype::F32) => Some(arch::Feature::Tf32Mma),
+        _ => None,
+    };
+    if let Some(needs) = of_type.filter(|&needs| !target.supports(needs)) {
+        return Err(PlanError::Lacks { stratum, target, needs });
     }
     if let Some(feature) = problem.features().into_iter().find(|feature| !features.contains(feature)) {
         return Err(PlanError::Feature { stratum, feature });
@@ -697,32 +842,115 @@ impl Planner<'_> {
         self.launch(v2_kt::v2_kt, Heads::Query, self.query_blocks(config.tiles.block_q), arguments)
     }
 
+    fn v2_tc(&mut self, options: &Options) -> Result<(), PlanError> {
+        let (problem, sm) = (self.problem, self.config.target.sm());
+        let tensors = [self.q()?, self.k()?, self.v()?].concat();
+        let largest = || arch::GPUS.iter().filter(|gpu| gpu.sm == sm).map(|gpu| gpu.sm_count).max();
+        let multiprocessors = options.multiprocessors.or_else(largest).unwrap_or(1);
+        let splits = options.splits.unwrap_or_else(|| v2_tc::splits(problem, &self.config, multiprocessors));
+        self.config.split = splits > 1;
+        if splits == 1 {
+            let results = self.results()?;
+            return self.launch_scheduled(v2_tc::v2_tc, Vec::new(), tensors, results, 1, false);
+        }
+
+        // The parts, each like an unpacked batch in f32.
+        let heads_in_all = problem.batch as u128 * problem.heads_q as u128;
+        let rows = heads_in_all * problem.seqlen_q as u128;
+        let row = 4 * problem.head_dim_v as u128;
+        let head = row * problem.seqlen_q as u128;
+        let parts = self.workspace("out_parts", &[u128::from(splits), rows, row])?;
+        let lse_parts = self.workspace("lse_parts", &[u128::from(splits), rows, 4])?;
+        let sizes = [ArgRef::U64((rows * row) as u64), ArgRef::U64((rows * 4) as u64)];
+        let mut results = tensor(parts, "out_parts", [head * problem.heads_q as u128, head, row])?;
+        results.push(ArgRef::Buffer(lse_parts));
+        results.extend(sizes.clone());
+        self.launch_scheduled(v2_tc::v2_tc, Vec::new(), tensors, results, splits, false)?;
+
+        let mut arguments = vec![ArgRef::U32(splits), ArgRef::Buffer(parts), ArgRef::Buffer(lse_parts)];
+        arguments.extend(sizes);
+        arguments.extend(self.out()?);
+        arguments.push(ArgRef::Buffer(Buffer::Lse));
+        if self.config.varlen {
+            arguments.extend([ArgRef::Buffer(Buffer::CuSeqlensQ), ArgRef::U32(problem.total_q() as u32)]);
+        }
+        self.launch(combine::combine, Heads::Query, self.query_blocks(combine::ROWS), arguments)
+    }
+
+    /// The output and the logarithms.
+    fn results(&self) -> Result<Vec<ArgRef>, PlanError> {
+        let mut results = self.out()?;
+        results.push(ArgRef::Buffer(Buffer::Lse));
+        if self.config.varlen {
+            results.push(ArgRef::U32(self.problem.total_q() as u32));
+        }
+        Ok(results)
+    }
+
     fn v3(&mut self) -> Result<(), PlanError> {
+        let block_kv = self.config.tiles.block_kv;
+        if self.problem.seqlen_q == 0 || self.problem.batch == 0 {
+            return Ok(());
+        }
+        let maps = [(Buffer::Q, "q", hopper::ROWS), (Buffer::K, "k", block_kv), (Buffer::V, "v", block_kv)];
+        let maps = maps.into_iter().map(|(buffer, argument, rows)| self.tensor_map(buffer, argument, rows));
+        let inputs = match maps.collect() {
+            Err(PlanError::TensorMap { .. }) if self.config.piece >= LEAST_COPY && !self.config.dtype.is_scaled() => {
+                // What the copy engine cannot address threads copy, each tile in its turn.
+                (self.config.by_threads, self.config.dynamic) = (true, false);
+                v3::check_tiles(&self.config)?;
+                [self.q()?, self.k()?, self.v()?].concat()
+            }
+            maps => maps?,
+        };
+        let results = self.results()?;
+        self.launch_scheduled(v3::v3, inputs, Vec::new(), results, 1, true)
+    }
+
+    /// Adds a launch of a kernel that takes its tiles from [`crate::schedule`], one CTA each or, where CTAs stay, one after the
+    /// other; none when there is no query. `first` are the arguments before the schedule's, `tensors` and `results` those after.
+    fn launch_scheduled(
+        &mut self,
+        write: fn(&Config) -> Result<Program, KernelError>,
+        first: Vec<ArgRef>,
+        tensors: Vec<ArgRef>,
+        results: Vec<ArgRef>,
+        splits: u32,
+        stays: bool,
+    ) -> Result<(), PlanError> {
         let (problem, config) = (self.problem, self.config);
         if problem.seqlen_q == 0 || problem.batch == 0 {
             return Ok(());
         }
-        let blocks = self.query_blocks(config.tiles.block_q) as u32;
-        let heads_in_all = problem.batch as u64 * problem.heads_q as u64;
-        let tiles = heads_in_all * u64::from(blocks);
-        let Some(tiles) = i32::try_from(tiles).ok().map(|tiles| tiles as u32) else {
-            return Err(PlanError::Grid { ctas: tiles.into() });
+        // The heads that the grid runs over, and the rows of each.
+        let (heads, rows) = match config.grouped {
+            true => (problem.heads_kv, problem.seqlen_q as u64 * problem.group() as u64),
+            false => (problem.heads_q, problem.seqlen_q as u64),
         };
+        let blocks = rows.div_ceil(config.tiles.block_q.into());
+        let heads_in_all = problem.batch as u64 * heads as u64;
+        let tiles = u128::from(heads_in_all) * u128::from(blocks);
+        let ctas = tiles * u128::from(splits);
+        let Some(ctas) = i32::try_from(ctas).ok().map(|ctas| ctas as u32) else {
+            return Err(PlanError::Grid { ctas });
+        };
+        let tiles = ctas / splits;
+        let blocks = blocks as u32;
         let section = v3::section(problem, blocks);
-        let block_kv = config.tiles.block_kv;
-        let mut arguments = vec![
-            self.tensor_map(Buffer::Q, "q", hopper::ROWS)?,
-            self.tensor_map(Buffer::K, "k", block_kv)?,
-            self.tensor_map(Buffer::V, "v", block_kv)?,
+        let mut arguments = first;
+        arguments.extend([
             ArgRef::S32(problem.seqlen_q as i32),
             ArgRef::S32(problem.seqlen_k as i32),
-            ArgRef::U32(problem.heads_q as u32),
+            ArgRef::U32(heads as u32),
             ArgRef::U32(problem.group() as u32),
             ArgRef::U32(blocks),
             ArgRef::U32(tiles),
             ArgRef::U32(heads_in_all as u32),
             ArgRef::U32(section),
-        ];
+        ]);
+        if config.split {
+            arguments.push(ArgRef::U32(splits));
+        }
         if config.varlen {
             arguments.extend([ArgRef::Buffer(Buffer::CuSeqlensQ), ArgRef::Buffer(Buffer::CuSeqlensK)]);
         }
@@ -732,12 +960,14 @@ impl Planner<'_> {
             let side = |side: Option<usize>| ArgRef::S32(side.unwrap_or(most).min(most) as i32);
             arguments.extend([side(problem.mask.left), side(problem.mask.right)]);
         }
-        arguments.extend(self.out()?);
-        arguments.push(ArgRef::Buffer(Buffer::Lse));
-        if config.varlen {
-            arguments.push(ArgRef::U32(problem.total_q() as u32));
-        }
+        arguments.extend(tensors);
+        arguments.extend(results);
         arguments.push(ArgRef::F32(problem.scale() as f32));
+        arguments.extend(problem.softcap.map(ArgRef::F32));
+        if let Some(slopes) = &problem.alibi_slopes {
+            let of_entry = if slopes.len() == problem.heads_q { 0 } else { problem.heads_q };
+            arguments.extend([ArgRef::Buffer(Buffer::AlibiSlopes), ArgRef::U32(of_entry as u32)]);
+        }
         if problem.dtype.is_scaled() {
             arguments.extend([Buffer::QDescale, Buffer::KDescale, Buffer::VDescale].map(ArgRef::Buffer));
             arguments.push(ArgRef::U32(problem.heads_kv as u32));
@@ -747,19 +977,21 @@ impl Planner<'_> {
             self.workspaces.iter_mut().for_each(|workspace| workspace.zeroed = true);
             arguments.push(ArgRef::Buffer(counter));
         }
-        let Program { kernel, shared } = v3::v3(&config)?;
+        let Program { kernel, shared } = write(&config)?;
         self.fits(&shared)?;
         self.launches.push(LaunchPlan {
             block: kernel.required_block.unwrap_or([config.tiles.threads, 1, 1]),
             kernel,
-            grid: [tiles, 1, 1],
+            grid: [ctas, 1, 1],
             dynamic_shared: shared.bytes() as u32,
             shared,
             arguments,
             blocks,
-            group: 1,
-            heads: problem.heads_q as u32,
+            group: (problem.heads_q / heads) as u32,
+            heads: heads as u32,
             section: Some(section),
+            splits,
+            stays,
         });
         Ok(())
     }
@@ -787,7 +1019,9 @@ impl Planner<'_> {
             let (seqlen, batches) = (seqlen.max(1) as u64, problem.batch as u64);
             (vec![dim, seqlen, heads, batches], vec![row, head, batch], vec![slab, rows, 1, 1])
         };
-        let mut map = TensorMap::dense(problem.dtype.element(), 0, &sizes, &strides, &boxes);
+        // The address comes with the call; one that is aligned as all are said to be stands for it.
+        let address = self.layout.alignment;
+        let mut map = TensorMap::dense(problem.dtype.element(), address, &sizes, &strides, &boxes);
         map.swizzle = Swizzle::Bytes128;
         map.l2_promotion = L2Promotion::Bytes256;
         map.validate().map_err(|error| PlanError::TensorMap { argument, error })?;
@@ -888,6 +1122,8 @@ impl Planner<'_> {
             group: (problem.heads_q / heads) as u32,
             heads: heads as u32,
             section: None,
+            splits: 1,
+            stays: false,
         });
         Ok(())
     }
@@ -940,6 +1176,7 @@ impl Plan {
             Buffer::QDescale => buffers.q_descale,
             Buffer::KDescale => buffers.k_descale,
             Buffer::VDescale => buffers.v_descale,
+            Buffer::AlibiSlopes => buffers.alibi_slopes,
             Buffer::Workspace(index) => buffers.workspaces.get(index).copied().unwrap_or(0),
         };
         let argument = |argument: &ArgRef| match *argument {
@@ -953,9 +1190,9 @@ impl Plan {
             ArgRef::F32(value) => Argument::F32(value),
         };
         let launch = |plan| {
-            let LaunchPlan { kernel, grid, block, dynamic_shared, arguments, section, .. }: &LaunchPlan = plan;
+            let LaunchPlan { kernel, grid, block, dynamic_shared, arguments, stays, .. }: &LaunchPlan = plan;
             let arguments = arguments.iter().map(argument).collect();
-            let resident = multiprocessors.filter(|_| section.is_some()).unwrap_or(u32::MAX);
+            let resident = multiprocessors.filter(|_| *stays).unwrap_or(u32::MAX);
             Launch {
                 kernel,
                 grid: [grid[0].min(resident), grid[1], grid[2]],
@@ -981,7 +1218,12 @@ impl Plan {
             };
             let before = index / section * section;
             let heads = section.min(self.batch as u64 * u64::from(launch.heads) - before);
-            (0..blocks).map(|from_last| before * blocks + from_last * heads + index - before).collect()
+            let tiles = launch.ctas() / u64::from(launch.splits);
+            let of_part = |part| {
+                let first = part * tiles + before * blocks + index - before;
+                (0..blocks).map(move |from_last| first + from_last * heads)
+            };
+            (0..u64::from(launch.splits)).flat_map(of_part).collect()
         };
         self.launches.iter().map(|launch| if there { of(launch) } else { Vec::new() }).collect()
     }
@@ -1036,6 +1278,24 @@ mod tests {
         assert_eq!(error, "k is at address 0x1004: the plan was made for addresses that are multiples of 16");
         let error = plan.launches(&buffers(4096, vec![]), None).unwrap_err().to_string();
         assert_eq!(error, "0 workspaces are given: the plan has 1");
+    }
+
+    #[test]
+    fn the_copy_engine_refuses_tensors_it_cannot_address() {
+        let problem = ProblemSpec::new(1, 2, 64, 33).dtype(Dtype::F16).head_dim_v(64).build().unwrap();
+        let target = Target::best(Sm::Sm90);
+        let contiguous = Layout::contiguous(&problem);
+        let refused = |layout: Layout| plan(Stratum::V3, &problem, target, &layout, None).unwrap_err().to_string();
+        // Rows of 33 elements, and tensors of even rows at addresses in between.
+        assert!(refused(contiguous).starts_with("q: tensor map: strides[0] is 132"), "{}", refused(contiguous));
+        let even = Strides { batch: 64 * 80, seq: 80, head: 40 };
+        let padded = Layout { q: even, k: even, ..contiguous };
+        assert!(plan(Stratum::V3, &problem, target, &padded, None).is_ok());
+        assert!(refused(Layout { alignment: 8, ..padded }).starts_with("q: tensor map: address is 0x8"));
+        let plan = plan(Stratum::V3, &problem, target, &padded, None).unwrap();
+        let buffers = Buffers { q: 8, ..Default::default() };
+        let error = plan.launches(&buffers, None).unwrap_err().to_string();
+        assert_eq!(error, "q is at address 0x8: the plan was made for addresses that are multiples of 16");
     }
 
     #[test]

@@ -10,25 +10,39 @@
 //!
 //! What it shows: the tensor cores are hardly ever idle; below 128 columns the exponentials are as much the limit.
 
-use std::f32::consts::LOG2_E;
-
 use ptx::{
     Along, B32, Compare, F32, Global, KernelBuilder, KernelError, Pointer, Pred, Reg, S32, Special, TensorMapParam,
     U32, U64,
 };
 
-use crate::accumulator::{Accumulator, OutRows, PerRow, Quad, RowState, Visible};
+use crate::accumulator::{Accumulator, Quad, RowState, Visible};
 use crate::config::{Config, Program, Tiles};
+use crate::copies::Copies;
 use crate::hopper::{
-    BARRIER, Cursor, ROWS, Ring, Tile, Transposer, Turns, WARPGROUP, multiply_registers, multiply_rows, slab,
+    BARRIER, Cursor, ROWS, Ring, SLAB_ROW, Tile, Transposer, Turns, WARPGROUP, multiply_registers, multiply_rows, slab,
 };
+use crate::results::{Place, Results};
 use crate::schedule::{Schedule, Work};
+use crate::scores::Scores;
+use crate::strided::Strided;
 use crate::tile::SharedMemory;
-use crate::{Dtype, Mask, PlanError, Problem};
+use crate::{Dtype, Mask, PlanError, Problem, mma};
 
 /// Registers per thread of the loading warpgroup and of the computing ones, by how many compute. Together they are what
 /// the CTA was launched with.
 const REGISTERS: [(u32, u32); 3] = [(56, 256), (24, 240), (32, 160)];
+
+/// The same where the loading warpgroup copies by itself.
+const REGISTERS_BY_THREADS: [(u32, u32); 3] = [(56, 256), (40, 232), (32, 160)];
+
+/// Threads that copy a row of a slab, a chunk each.
+const ROW_THREADS: u32 = SLAB_ROW / mma::CHUNK;
+
+/// Those of a configuration.
+fn registers(config: &Config) -> (u32, u32) {
+    let table = if config.by_threads { REGISTERS_BY_THREADS } else { REGISTERS };
+    table[(config.tiles.block_q / ROWS) as usize - 1]
+}
 
 /// Tiles of keys, and of values, on their way or in use.
 const STAGES: u32 = 2;
@@ -36,9 +50,8 @@ const STAGES: u32 = 2;
 /// Warps of the loading warpgroup that turn tiles of values.
 const TRANSPOSERS: u32 = 3;
 
-/// What 8-bit exponentials are multiplied by, to base 2: the largest is 256 where 448 is the most, and the least that is not 0
-/// is 2^-17 of it.
-const RAISE: f32 = 8.0;
+/// The exponent of the largest 8-bit exponential: 256 where 448 is the most, and the least that is not 0 is 2^-17 of it.
+const TOP: f32 = 8.0;
 
 /// How the tiles of a configuration lie in shared memory.
 #[derive(Clone, Copy, Debug)]
@@ -106,15 +119,18 @@ const NEXT_STAGES: u32 = 2;
 
 /// The tile sizes measured fastest on an H200 (docs/lab-notes/v3.md): two warpgroups of 64 queries and 128 keys, or 80 where
 /// the head dimension leaves no room for more. Where it is at most 64 a third warpgroup keeps the tensor cores busy beside
-/// the exponentials, unless a causal mask leaves short rows for which smaller tiles waste less.
+/// the exponentials, unless a causal mask leaves short rows for which smaller tiles waste less. Products of 8-bit types take
+/// half the time: what holds for 64 columns of 16 bits holds for 128 of theirs.
 pub fn default_tiles(problem: &Problem) -> Tiles {
     const SHORT: usize = 2048;
+    const LONG: usize = 8192;
     let columns = problem.head_dim.max(problem.head_dim_v);
     let short = problem.mask != Mask::FULL && problem.seqlen_k < SHORT;
+    let scaled = problem.dtype.is_scaled();
     let (consumers, block_kv) = match columns {
         0..=64 if !short => (3, 128),
-        65..=128 if problem.dtype.is_scaled() && problem.mask == Mask::FULL => (2, 224),
-        129.. if problem.dtype.is_scaled() => (2, 128),
+        65..=128 if scaled && (problem.mask == Mask::FULL || problem.seqlen_k >= LONG) => (3, 96),
+        129.. if scaled => (2, 128),
         0..=128 => (2, 128),
         129..=192 => (2, 112),
         _ => (2, 80),
@@ -148,7 +164,7 @@ pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
         );
     }
     let columns = padded(config.dtype, config.head_dim_v);
-    let most = REGISTERS[consumers as usize - 1].1.min(255) - OTHERS;
+    let most = registers(config).1.min(255) - OTHERS;
     let needed = |block_kv: u32| block_kv / 2 + block_kv * config.dtype.bytes() as u32 / 8 + columns / 2;
     if needed(block_kv) > most {
         let largest = (0..block_kv).step_by(step as usize).rfind(|&block_kv| needed(block_kv) <= most);
@@ -182,6 +198,8 @@ struct Cta<'a> {
     config: &'a Config,
     geometry: Geometry,
     schedule: Schedule,
+    scores: Scores,
+    descales: Option<DescaleParams>,
     /// This warp's warpgroup: 0 loads.
     warpgroup: Reg<U32>,
     lane: Reg<U32>,
@@ -223,14 +241,16 @@ pub fn v3(config: &Config) -> Result<Program, KernelError> {
     k.require_block([geometry.threads(), 1, 1]);
     k.min_ctas_per_sm(1);
 
-    let maps = ["q_map", "k_map", "v_map"].map(|name| k.tensor_map_param(name));
+    let source = Source::new(k, config);
     let schedule = Schedule::new(k, config);
     let results = Results::new(k, config);
+    let scores = Scores::new(k, config);
+    let descales = DescaleParams::new(k, config);
     let mut memory = SharedMemory::default();
-    let cta = Cta::new(k, config, geometry, schedule, &mut memory);
+    let cta = Cta::new(k, config, geometry, (schedule, scores, descales), &mut memory);
 
     let loads = k.setp(Compare::Eq, cta.warpgroup, 0);
-    k.if_else(loads, |k| produce(k, &cta, maps), |k| consume(k, &cta, &results));
+    k.if_else(loads, |k| produce(k, &cta, source), |k| consume(k, &cta, &results));
     Ok(Program { kernel: kernel.finish()?, shared: memory })
 }
 
@@ -240,14 +260,13 @@ impl<'a> Cta<'a> {
         k: &mut KernelBuilder,
         config: &'a Config,
         geometry: Geometry,
-        schedule: Schedule,
+        (schedule, scores, descales): (Schedule, Scores, Option<DescaleParams>),
         memory: &mut SharedMemory,
     ) -> Self {
         let Geometry { consumers, queries, keys, values, turned, query_stages } = geometry;
         let mut reserve = |k: &mut KernelBuilder, name, tiles, tile: Tile| {
-            let row = tile.bytes() / tile.rows;
-            let place =
-                memory.reserve(k, name, tiles * tile.rows, row / tile.dtype.bytes() as u32, tile.dtype.bytes() as u32);
+            let bytes = tile.dtype.bytes() as u32;
+            let place = memory.reserve(k, name, tiles * tile.rows, tile.bytes() / tile.rows / bytes, bytes);
             k.address_of(place)
         };
         let q_tiles = reserve(k, "q", query_stages * consumers, queries);
@@ -280,16 +299,30 @@ impl<'a> Cta<'a> {
         // Read from one lane, so that the assembler knows it is the same in all.
         let warpgroup = k.shr(thread, WARPGROUP.ilog2());
         let warpgroup = k.shfl_idx(warpgroup, 0);
-        let values = turned.unwrap_or(v);
-        let cta =
-            Self { config, geometry, schedule, warpgroup, lane, queries: q, keys: kv, values, loaded, next, numbers };
+        let cta = Self {
+            config,
+            geometry,
+            schedule,
+            scores,
+            descales,
+            warpgroup,
+            lane,
+            queries: q,
+            keys: kv,
+            values: turned.unwrap_or(v),
+            loaded,
+            next,
+            numbers,
+        };
         let first = k.setp(Compare::Eq, thread, 0);
         k.if_(first, |k| {
-            cta.queries.iter().for_each(|ring| ring.init(k, 1, 4));
-            [cta.keys, cta.next].iter().for_each(|ring| ring.init(k, 1, 4 * consumers));
-            cta.values.init(k, if loaded.is_some() { TRANSPOSERS } else { 1 }, 4 * consumers);
+            let writers = if config.by_threads { WARPGROUP } else { 1 };
+            cta.queries.iter().for_each(|ring| ring.init(k, writers, 4));
+            cta.keys.init(k, writers, 4 * consumers);
+            cta.values.init(k, if loaded.is_some() { TRANSPOSERS } else { writers }, 4 * consumers);
+            cta.next.init(k, 1, 4 * consumers);
             if let Some(Loaded { ring, ended }) = loaded {
-                ring.init(k, 1, TRANSPOSERS);
+                ring.init(k, writers, TRANSPOSERS);
                 let zero = k.mov::<U32>(0);
                 for stage in 0..STAGES {
                     k.st(Pointer::<ptx::Shared>::at(ended).offset((BARRIER * stage).into()), zero);
@@ -327,96 +360,136 @@ impl<'a> Cta<'a> {
     }
 }
 
-/// The warp that loads: for each tile its queries, then its keys and values from the last block down.
-fn produce(k: &mut KernelBuilder, cta: &Cta, [q_map, k_map, v_map]: [TensorMapParam; 3]) {
-    let Geometry { consumers, queries, keys, values, .. } = cta.geometry;
-    let block_kv = cta.config.tiles.block_kv;
-    k.fewer_registers(REGISTERS[consumers as usize - 1].0);
-    let thread = k.tid_x();
-    let one = k.setp(Compare::Eq, thread, 0);
-    k.if_(one, |k| {
-        let counter = cta.config.dynamic.then(|| k.pointer_param("counter", 8));
-        let ctas = k.special(Special::NctaidX);
-        let [at_queries, at_keys, at_next] = [(); 3].map(|()| Cursor::new(k));
-        let tile = k.ctaid_x();
-        let more = |k: &mut KernelBuilder, tile: Reg<U32>| k.setp(Compare::Lt, tile, cta.schedule.tiles);
-        k.while_(
-            |k| more(k, tile),
-            |k| {
-                let work = cta.schedule.work(k, tile);
-                // Asked for early: the answer takes as long as a load.
-                let following = match counter {
-                    None => k.add(tile, ctas),
-                    Some(counter) => {
-                        let taken = k.atomic_add(Pointer::at(counter), 1);
-                        k.add(taken, ctas)
-                    }
-                };
-                let nothing = work.sees_nothing(k);
-                k.if_(!nothing, |k| {
-                    for (group, ring) in cta.queries.iter().enumerate() {
-                        let full = ring.begin_filling(k, at_queries, queries.bytes());
-                        let row = k.add(work.row, (group as u32 * ROWS) as i32);
-                        let packed = work.first_q.map(|first| (first, work.seqlen_q));
-                        let rows = cta.rows(k, row, work.head, work.batch, packed);
-                        let to = ring.tile(k, at_queries);
-                        queries.load(k, to, q_map, &rows, full);
-                    }
-                    cta.queries[0].advance(k, at_queries);
-                    let block = k.mov(work.last);
-                    k.while_(
-                        |k| !work.is_over(k, block),
-                        |k| {
-                            let key = work.key(k, block, block_kv);
-                            let packed = work.first_k.map(|first| (first, work.seqlen_k));
-                            let rows = cta.rows(k, key, work.kv_head, work.batch, packed);
-                            let to_values = cta.loaded.map_or(cta.values, |loaded| loaded.ring);
-                            for (ring, tile, map) in [(cta.keys, keys, k_map), (to_values, values, v_map)] {
-                                let full = ring.begin_filling(k, at_keys, tile.bytes());
-                                let to = ring.tile(k, at_keys);
-                                tile.load(k, to, map, &rows, full);
-                            }
-                            cta.keys.advance(k, at_keys);
-                            k.sub_to(block, block, 1);
-                        },
-                    );
-                });
-                if counter.is_some() {
-                    cta.next.wait_empty(k, at_next);
-                    let place = number(k, cta, at_next);
-                    k.st(place, following);
-                    cta.next.fill(k, at_next);
-                    cta.next.advance(k, at_next);
-                }
-                k.mov_to(tile, following);
-            },
-        );
-        if let Some(loaded) = cta.loaded {
-            loaded.ring.wait_empty(k, at_keys);
-            let place = loaded.ended(k, at_keys);
-            let ended = k.mov::<U32>(1);
-            k.st(place, ended);
-            loaded.ring.fill(k, at_keys);
+/// Where the tiles come from.
+enum Source {
+    /// Tensors that the copy engine can address.
+    Maps([TensorMapParam; 3]),
+    /// Any others, which the loading warpgroup's threads copy.
+    Tensors([Strided; 3]),
+}
+
+impl Source {
+    /// Declares the parameters.
+    fn new(k: &mut KernelBuilder, config: &Config) -> Self {
+        match config.by_threads {
+            false => Self::Maps(["q_map", "k_map", "v_map"].map(|name| k.tensor_map_param(name))),
+            true => Self::Tensors(["q", "k", "v"].map(|name| Strided::new(k, name, config.piece))),
         }
-        if let Some(counter) = counter {
-            // The last CTA to end leaves the counters as it found them.
-            let last = k.sub(ctas, 1);
-            let ended = k.atomic_inc(Pointer::at(counter).offset(4), last);
-            let all = k.setp(Compare::Eq, ended, last);
-            let zero = k.mov::<U32>(0);
-            k.when(all, |k| k.st(Pointer::<Global>::at(counter), zero));
-        }
-    });
-    if let (Some(loaded), Some(turned)) = (cta.loaded, cta.geometry.turned) {
-        let warp = k.shr(thread, 5);
-        let warp = k.shfl_idx(warp, 0);
-        let turns = k.setp(Compare::Ge, warp, 1);
-        k.if_(turns, |k| turn(k, cta, loaded, (values, turned), warp));
     }
 }
 
+/// The warpgroup that loads: for each tile its queries, then its keys and values from the last block down.
+fn produce(k: &mut KernelBuilder, cta: &Cta, source: Source) {
+    k.fewer_registers(registers(cta.config).0);
+    match source {
+        Source::Maps(maps) => {
+            let thread = k.tid_x();
+            let one = k.setp(Compare::Eq, thread, 0);
+            k.if_(one, |k| {
+                let [at_queries, at_keys] = [(); 2].map(|()| Cursor::new(k));
+                for_each_tile(k, cta, |k, work| load(k, cta, work, maps, at_queries, at_keys));
+                if let Some(loaded) = cta.loaded {
+                    loaded.ring.wait_empty(k, at_keys);
+                    let place = loaded.ended(k, at_keys);
+                    let ended = k.mov::<U32>(1);
+                    k.st(place, ended);
+                    loaded.ring.fill(k, at_keys);
+                }
+            });
+            if let (Some(loaded), Some(turned)) = (cta.loaded, cta.geometry.turned) {
+                let warp = k.shr(thread, 5);
+                let warp = k.shfl_idx(warp, 0);
+                let turns = k.setp(Compare::Ge, warp, 1);
+                k.if_(turns, |k| turn(k, cta, loaded, turned, warp));
+            }
+        }
+        Source::Tensors(tensors) => {
+            let gather = Gather::new(k, cta, tensors);
+            for_each_tile(k, cta, |k, work| gather.load(k, work));
+        }
+    }
+}
+
+/// Goes through the CTA's tiles, as far as some query sees a key.
+fn for_each_tile(k: &mut KernelBuilder, cta: &Cta, load: impl FnOnce(&mut KernelBuilder, &Work)) {
+    let counter = cta.config.dynamic.then(|| k.pointer_param("counter", 8));
+    let ctas = k.special(Special::NctaidX);
+    let at_next = Cursor::new(k);
+    let tile = k.ctaid_x();
+    k.while_(
+        |k| k.setp(Compare::Lt, tile, cta.schedule.tiles),
+        |k| {
+            let work = cta.schedule.work(k, tile);
+            // Asked for early: the answer takes as long as a load.
+            let following = match counter {
+                None => k.add(tile, ctas),
+                Some(counter) => {
+                    let taken = k.atomic_add(Pointer::at(counter), 1);
+                    k.add(taken, ctas)
+                }
+            };
+            let nothing = work.sees_nothing(k);
+            k.if_(!nothing, |k| load(k, &work));
+            if counter.is_some() {
+                cta.next.wait_empty(k, at_next);
+                let place = number(k, cta, at_next);
+                k.st(place, following);
+                cta.next.fill(k, at_next);
+                cta.next.advance(k, at_next);
+            }
+            k.mov_to(tile, following);
+        },
+    );
+    if let Some(counter) = counter {
+        // The last CTA to end leaves the counters as it found them.
+        let last = k.sub(ctas, 1);
+        let ended = k.atomic_inc(Pointer::at(counter).offset(4), last);
+        let all = k.setp(Compare::Eq, ended, last);
+        let zero = k.mov::<U32>(0);
+        k.when(all, |k| k.st(Pointer::<Global>::at(counter), zero));
+    }
+}
+
+/// Has the copy engine bring what a tile needs, asked by one thread.
+fn load(
+    k: &mut KernelBuilder,
+    cta: &Cta,
+    work: &Work,
+    [q_map, k_map, v_map]: [TensorMapParam; 3],
+    at_queries: Cursor,
+    at_keys: Cursor,
+) {
+    let Geometry { queries, keys, values, .. } = cta.geometry;
+    for (group, ring) in cta.queries.iter().enumerate() {
+        let full = ring.begin_filling(k, at_queries, queries.bytes());
+        let row = k.add(work.row, (group as u32 * ROWS) as i32);
+        let packed = work.first_q.map(|first| (first, work.seqlen_q));
+        let rows = cta.rows(k, row, work.head, work.batch, packed);
+        let to = ring.tile(k, at_queries);
+        queries.load(k, to, q_map, &rows, full);
+    }
+    cta.queries[0].advance(k, at_queries);
+    let block = k.mov(work.last);
+    k.while_(
+        |k| !work.is_over(k, block),
+        |k| {
+            let key = work.key(k, block, cta.config.tiles.block_kv);
+            let packed = work.first_k.map(|first| (first, work.seqlen_k));
+            let rows = cta.rows(k, key, work.kv_head, work.batch, packed);
+            let to_values = cta.loaded.map_or(cta.values, |loaded| loaded.ring);
+            for (ring, tile, map) in [(cta.keys, keys, k_map), (to_values, values, v_map)] {
+                let full = ring.begin_filling(k, at_keys, tile.bytes());
+                let to = ring.tile(k, at_keys);
+                tile.load(k, to, map, &rows, full);
+            }
+            cta.keys.advance(k, at_keys);
+            k.sub_to(block, block, 1);
+        },
+    );
+}
+
 /// The warps that turn values: tile after tile, until no more come.
-fn turn(k: &mut KernelBuilder, cta: &Cta, loaded: Loaded, (values, turned): (Tile, Tile), warp: Reg<U32>) {
+fn turn(k: &mut KernelBuilder, cta: &Cta, loaded: Loaded, turned: Tile, warp: Reg<U32>) {
     let place = k.sub(warp, 1);
     let transposer = Transposer::new(k, place, cta.lane, TRANSPOSERS);
     let leader = k.setp(Compare::Eq, cta.lane, 0);
@@ -432,12 +505,142 @@ fn turn(k: &mut KernelBuilder, cta: &Cta, loaded: Loaded, (values, turned): (Til
         |k| {
             cta.values.wait_empty(k, at);
             let (from, to) = (loaded.ring.tile(k, at), cta.values.tile(k, at));
-            transposer.turn(k, (values, from), (turned, to));
+            transposer.turn(k, (cta.geometry.values, from), (turned, to));
             cta.values.fill_part(k, at, leader);
             loaded.ring.release(k, at, leader);
             loaded.ring.advance(k, at);
         },
     );
+}
+
+/// The loading warpgroup's threads, which copy the tiles themselves where the copy engine cannot address the tensors.
+struct Gather<'a> {
+    cta: &'a Cta<'a>,
+    q: Gathered,
+    k: Gathered,
+    v: Gathered,
+    at_queries: Cursor,
+    at_keys: Cursor,
+    /// One tile behind: the values that are on their way.
+    at_values: Cursor,
+}
+
+/// A tensor, and how the threads share its tiles.
+struct Gathered {
+    tensor: Strided,
+    copies: Copies,
+    /// This thread's first row.
+    row: Reg<U32>,
+    /// Bytes from one of its rows to the next.
+    step: Reg<U64>,
+}
+
+impl Gathered {
+    fn new(k: &mut KernelBuilder, cta: &Cta, tensor: Strided, tile: Tile, columns: u32) -> Self {
+        let thread = k.tid_x();
+        let bytes = |columns: u32| columns * cta.config.dtype.bytes() as u32;
+        let row_bytes = bytes(tile.columns);
+        let tile = mma::Tile { rows: tile.rows, row_bytes };
+        let copies = Copies::new(k, thread, WARPGROUP, tile, bytes(columns), cta.config.piece);
+        let row = k.shr(thread, ROW_THREADS.ilog2());
+        let step = k.mul(tensor.row, u64::from(WARPGROUP / ROW_THREADS));
+        Self { tensor, copies, row, step }
+    }
+
+    /// Begins to bring rows from `first` on of a sequence of `length` rows, the first of which is row `begin`.
+    fn fetch(
+        &self,
+        k: &mut KernelBuilder,
+        to: Reg<U32>,
+        (batch, head): (Reg<U32>, Reg<U32>),
+        begin: Option<Reg<S32>>,
+        (first, length): (Reg<S32>, Reg<S32>),
+    ) {
+        let left = k.sub(length, first);
+        let row = k.add(first, self.row.cast::<S32>());
+        let row = match begin {
+            None => row,
+            Some(begin) => k.add(row, begin),
+        };
+        let head = self.tensor.of_head(k, batch, head);
+        let mut address = self.tensor.of_row(k, head, row);
+        let fetched = self.copies.fetch(k, to, None, |k, _, offset| {
+            if offset > 0 {
+                address = k.add(address, self.step);
+            }
+            let row = k.add(self.row, offset).cast::<S32>();
+            (address, Some(k.setp(Compare::Lt, row, left)))
+        });
+        fetched.put(k);
+        k.cp_async_commit();
+    }
+}
+
+impl<'a> Gather<'a> {
+    fn new(k: &mut KernelBuilder, cta: &'a Cta<'a>, [q, keys, v]: [Strided; 3]) -> Self {
+        let Geometry { queries, keys: key_tile, values, .. } = cta.geometry;
+        let Config { head_dim, head_dim_v, .. } = *cta.config;
+        let [at_queries, at_keys, at_values] = [(); 3].map(|()| Cursor::new(k));
+        Self {
+            cta,
+            q: Gathered::new(k, cta, q, queries, head_dim),
+            k: Gathered::new(k, cta, keys, key_tile, head_dim),
+            v: Gathered::new(k, cta, v, values, head_dim_v),
+            at_queries,
+            at_keys,
+            at_values,
+        }
+    }
+
+    /// Copies what a tile needs. While a tile of keys or values is on its way the one before it arrives.
+    fn load(&self, k: &mut KernelBuilder, work: &Work) {
+        let Self { cta, at_queries, at_keys, .. } = *self;
+        for (group, ring) in cta.queries.iter().enumerate() {
+            ring.wait_empty(k, at_queries);
+            let row = k.add(work.row, (group as u32 * ROWS) as i32);
+            let to = ring.tile(k, at_queries);
+            self.q.fetch(k, to, (work.batch, work.head), work.first_q, (row, work.seqlen_q));
+        }
+        self.arrived(k, 0);
+        cta.queries.iter().for_each(|ring| ring.fill(k, at_queries));
+        cta.queries[0].advance(k, at_queries);
+
+        let block = k.mov(work.last);
+        let on_their_way = k.mov_p(false);
+        k.while_(
+            |k| !work.is_over(k, block),
+            |k| {
+                let key = work.key(k, block, cta.config.tiles.block_kv);
+                let (head, rows) = ((work.batch, work.kv_head), (key, work.seqlen_k));
+                cta.keys.wait_empty(k, at_keys);
+                let to = cta.keys.tile(k, at_keys);
+                self.k.fetch(k, to, head, work.first_k, rows);
+                k.if_(on_their_way, |k| self.values_arrived(k, 1));
+                cta.values.wait_empty(k, at_keys);
+                let to = cta.values.tile(k, at_keys);
+                self.v.fetch(k, to, head, work.first_k, rows);
+                k.mov_p_to(on_their_way, true);
+                self.arrived(k, 1);
+                cta.keys.fill(k, at_keys);
+                cta.keys.advance(k, at_keys);
+                k.sub_to(block, block, 1);
+            },
+        );
+        self.values_arrived(k, 0);
+    }
+
+    /// The values on their way have come; of what was asked for after them, `behind` tiles may not.
+    fn values_arrived(&self, k: &mut KernelBuilder, behind: u32) {
+        self.arrived(k, behind);
+        self.cta.values.fill(k, self.at_values);
+        self.cta.values.advance(k, self.at_values);
+    }
+
+    /// All but the last `behind` tiles have come, and matrix instructions may read them.
+    fn arrived(&self, k: &mut KernelBuilder, behind: u32) {
+        k.cp_async_wait(behind);
+        k.fence_proxy_async();
+    }
 }
 
 /// Where the number of the next tile lies.
@@ -446,101 +649,29 @@ fn number(k: &mut KernelBuilder, cta: &Cta, at: Cursor) -> Pointer<ptx::Shared> 
     Pointer::at(next.tile(k, at))
 }
 
-/// The tensors a kernel writes: kernel parameters.
-struct Results {
-    out: ResultTensor,
-    lse: Reg<U64>,
-    /// Queries of a packed batch in all.
-    total_q: Option<Reg<U32>>,
-    scale: Reg<F32>,
-    descales: Option<DescaleParams>,
-}
-
-/// Where the descales are.
+/// Where the descales of 8-bit inputs are: kernel parameters.
 struct DescaleParams {
     /// Of q, k and v.
     tensors: [Reg<U64>; 3],
     heads_kv: Reg<U32>,
 }
 
-/// The numbers of a tile that depend on its head.
-#[derive(Clone, Copy)]
-struct Factors {
-    /// Takes a score to an exponent to base 2.
-    scale: Reg<F32>,
-    v_descale: Option<Reg<F32>>,
-}
-
-#[derive(Clone, Copy)]
-struct ResultTensor {
-    base: Reg<U64>,
-    batch: Reg<U64>,
-    head: Reg<U64>,
-    row: Reg<U64>,
-}
-
-impl Results {
-    /// Declares `out` and its strides by batch entry, head and row in bytes, `lse`, of a packed batch `total_q`, `scale`, and of
-    /// 8-bit inputs `q_descale`, `k_descale`, `v_descale` and `heads_kv`.
-    fn new(k: &mut KernelBuilder, config: &Config) -> Self {
-        let base = k.pointer_param("out", config.vector * 2);
-        let [batch, head, row] = ["out_batch", "out_head", "out_row"].map(|name| k.param(name));
-        let lse = k.pointer_param("lse", 4);
-        let total_q = config.varlen.then(|| k.param("total_q"));
-        let scale = k.param::<F32>("scale");
-        let scale = k.mul(scale, LOG2_E);
-        let descales = config.dtype.is_scaled().then(|| DescaleParams {
+impl DescaleParams {
+    /// Declares `q_descale`, `k_descale`, `v_descale` and `heads_kv`.
+    fn new(k: &mut KernelBuilder, config: &Config) -> Option<Self> {
+        config.dtype.is_scaled().then(|| Self {
             tensors: ["q_descale", "k_descale", "v_descale"].map(|name| k.pointer_param(name, 4)),
             heads_kv: k.param("heads_kv"),
-        });
-        Self { out: ResultTensor { base, batch, head, row }, lse, total_q, scale, descales }
+        })
     }
 
     /// Those of a tile.
-    fn factors(&self, k: &mut KernelBuilder, work: &Work) -> Factors {
-        let Some(DescaleParams { tensors, heads_kv }) = &self.descales else {
-            return Factors { scale: self.scale, v_descale: None };
-        };
-        let index = k.mad(work.batch, *heads_kv, work.kv_head);
-        let [q, kv, v] = tensors.map(|tensor| {
+    fn of(&self, k: &mut KernelBuilder, work: &Work) -> [Reg<F32>; 3] {
+        let index = k.mad(work.batch, self.heads_kv, work.kv_head);
+        self.tensors.map(|tensor| {
             let place = k.mad_wide(index, 4, tensor);
-            k.ld::<F32, _>(Pointer::<Global>::at(place))
-        });
-        let scale = k.mul(q, kv);
-        Factors { scale: k.mul(scale, self.scale), v_descale: Some(v) }
-    }
-}
-
-/// A tile whose output a warpgroup holds: its place, to be remembered while the next one begins.
-#[derive(Clone, Copy)]
-struct Place {
-    batch: Reg<U32>,
-    head: Reg<U32>,
-    index: Reg<U32>,
-    row: Reg<S32>,
-    seqlen_q: Reg<S32>,
-    first_q: Option<Reg<S32>>,
-    v_descale: Option<Reg<F32>>,
-}
-
-impl Place {
-    fn of(work: &Work, v_descale: Option<Reg<F32>>) -> Self {
-        let Work { batch, head, index, row, seqlen_q, first_q, .. } = *work;
-        Self { batch, head, index, row, seqlen_q, first_q, v_descale }
-    }
-
-    fn set(&self, k: &mut KernelBuilder, other: &Self) {
-        k.mov_to(self.batch, other.batch);
-        k.mov_to(self.head, other.head);
-        k.mov_to(self.index, other.index);
-        k.mov_to(self.row, other.row);
-        k.mov_to(self.seqlen_q, other.seqlen_q);
-        if let (Some(to), Some(from)) = (self.first_q, other.first_q) {
-            k.mov_to(to, from);
-        }
-        if let (Some(to), Some(from)) = (self.v_descale, other.v_descale) {
-            k.mov_to(to, from);
-        }
+            k.ld(Pointer::<Global>::at(place))
+        })
     }
 }
 
@@ -582,7 +713,7 @@ fn consume(k: &mut KernelBuilder, cta: &Cta, results: &Results) {
 impl<'a> Consumer<'a> {
     fn new(k: &mut KernelBuilder, cta: &'a Cta<'a>, results: &'a Results) -> Self {
         let Geometry { consumers, queries, keys, values, turned, query_stages } = cta.geometry;
-        k.more_registers(REGISTERS[consumers as usize - 1].1);
+        k.more_registers(registers(cta.config).1);
         let group = k.sub(cta.warpgroup, 1);
         let leader = k.setp(Compare::Eq, cta.lane, 0);
         let turns = Turns::new(k, group, consumers);
@@ -607,7 +738,6 @@ impl<'a> Consumer<'a> {
         };
 
         let block_kv = cta.config.tiles.block_kv;
-        let (scale, raise) = if turned.is_some() { (k.reg(), RAISE) } else { (results.scale, 0.0) };
         let [at_queries, at_keys, at_values] = [(); 3].map(|()| Cursor::new(k));
         Self {
             cta,
@@ -628,7 +758,12 @@ impl<'a> Consumer<'a> {
             scores: Accumulator::new(k, block_kv),
             p: k.regs(block_kv as usize * cta.config.dtype.bytes() / 8),
             out: Accumulator::new(k, values.columns),
-            state: RowState::new(k, scale, raise),
+            state: if turned.is_some() {
+                let scale = k.reg();
+                RowState::new(k, scale, TOP)
+            } else {
+                RowState::new(k, cta.scores.to_exponent, 0.0)
+            },
             always: k.mov_p(true),
             never: k.mov_p(false),
         }
@@ -641,33 +776,29 @@ impl<'a> Consumer<'a> {
         let at_next = Cursor::new(k);
         let tile = k.ctaid_x();
         let under_way = k.mov_p(false);
-        let zero = k.mov::<U32>(0);
-        let place = Place {
-            batch: k.mov(zero),
-            head: k.mov(zero),
-            index: k.mov(zero),
-            row: k.mov(0),
-            seqlen_q: k.mov(0),
-            first_q: self.cta.config.varlen.then(|| k.mov(0)),
-            v_descale: self.results.descales.as_ref().map(|_| k.mov(0.0)),
-        };
+        let place = Place::new(k, self.cta.config);
         k.while_(
             |k| k.setp(Compare::Lt, tile, schedule.tiles),
             |k| {
                 let work = schedule.work(k, tile);
-                let factors = self.results.factors(k, &work);
+                let descales = self.cta.descales.as_ref().map(|descales| descales.of(k, &work));
+                let scale = descales.map(|[q, keys, _]| {
+                    let scale = k.mul(q, keys);
+                    k.mul(scale, self.cta.scores.to_exponent)
+                });
+                let place_of = |work: &Work| Place::of(work).scaled(descales.map(|[.., v]| v));
                 let nothing = work.sees_nothing(k);
                 k.if_else(
                     nothing,
-                    |k| self.store_nothing(k, &Place::of(&work, None)),
+                    |k| self.store_nothing(k, &place_of(&work)),
                     |k| {
                         let block = k.mov(work.last);
                         k.if_else(
                             under_way,
-                            |k| self.begin_beside(k, &work, block, &place, factors.scale),
-                            |k| self.begin(k, &work, block, factors.scale),
+                            |k| self.begin_beside(k, &work, block, &place, scale),
+                            |k| self.begin(k, &work, block, scale),
                         );
-                        place.set(k, &Place::of(&work, factors.v_descale));
+                        place.set(k, &place_of(&work));
                         self.out.clear(k);
                         k.mov_p_to(under_way, true);
                         self.other_blocks(k, &work, block);
@@ -698,8 +829,8 @@ impl<'a> Consumer<'a> {
         });
     }
 
-    /// The first block of the first tile.
-    fn begin(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, scale: Reg<F32>) {
+    /// The first block of the first tile. Of 8-bit inputs, each head has its own `scale`.
+    fn begin(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, scale: Option<Reg<F32>>) {
         self.in_turn(k, |k| {
             self.queries.wait_full(k, self.at_queries);
             self.cta.keys.wait_full(k, self.at_keys);
@@ -715,7 +846,14 @@ impl<'a> Consumer<'a> {
     }
 
     /// The first block of a tile, beside the last product of the one before, whose output is stored.
-    fn begin_beside(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, before: &Place, scale: Reg<F32>) {
+    fn begin_beside(
+        &self,
+        k: &mut KernelBuilder,
+        work: &Work,
+        block: Reg<S32>,
+        before: &Place,
+        scale: Option<Reg<F32>>,
+    ) {
         self.in_turn(k, |k| {
             self.queries.wait_full(k, self.at_queries);
             self.cta.keys.wait_full(k, self.at_keys);
@@ -737,9 +875,8 @@ impl<'a> Consumer<'a> {
         self.set_scale(k, scale);
     }
 
-    /// Of 8-bit inputs, each head has its own.
-    fn set_scale(&self, k: &mut KernelBuilder, scale: Reg<F32>) {
-        if self.results.descales.is_some() {
+    fn set_scale(&self, k: &mut KernelBuilder, scale: Option<Reg<F32>>) {
+        if let Some(scale) = scale {
             self.state.set_scale(k, scale);
         }
     }
@@ -865,77 +1002,14 @@ impl<'a> Consumer<'a> {
 
     /// Divides by the sums and stores the output and its logarithms.
     fn store(&self, k: &mut KernelBuilder, place: &Place, state: &RowState) {
-        let (mut factors, lse) = state.finish(k);
-        if let Some(v_descale) = place.v_descale {
-            factors = factors.map(|factor| k.mul(factor, v_descale));
-        }
-        let (rows, lse_rows) = self.result_rows(k, place);
-        self.store_lse(k, &rows, lse_rows, lse);
-        self.store_out(k, &self.out, &rows, factors);
-    }
-
-    fn store_out(&self, k: &mut KernelBuilder, out: &Accumulator, rows: &OutRows, factors: PerRow<Reg<F32>>) {
-        match self.along {
-            Along::Columns => out.store(k, self.quad, rows, factors),
-            Along::Rows => out.store_interleaved(k, self.quad, rows, factors),
-        }
+        let cta = self.cta;
+        self.results.store(k, &cta.schedule, (self.quad, self.row), place, &self.out, state);
     }
 
     /// The output of a tile of which no query sees a key: zeros, and minus infinity.
     fn store_nothing(&self, k: &mut KernelBuilder, place: &Place) {
-        let (rows, lse_rows) = self.result_rows(k, place);
-        let none = k.mov(f32::NEG_INFINITY);
-        self.store_lse(k, &rows, lse_rows, [none; 2]);
-        let zero = k.mov(0.0);
-        let zeros = Accumulator { values: vec![zero; self.out.values.len()] };
-        self.store_out(k, &zeros, &rows, [zero; 2]);
-    }
-
-    fn store_lse(
-        &self,
-        k: &mut KernelBuilder,
-        rows: &OutRows,
-        lse_rows: PerRow<Pointer<Global>>,
-        lse: PerRow<Reg<F32>>,
-    ) {
-        for row in 0..2 {
-            let one = k.setp_and(Compare::Eq, self.quad.place, 0, rows.inside[row]);
-            k.when(one, |k| k.st(lse_rows[row], lse[row]));
-        }
-    }
-
-    /// Where this thread's rows of the output and of the logarithms are.
-    fn result_rows(&self, k: &mut KernelBuilder, place: &Place) -> (OutRows, PerRow<Pointer<Global>>) {
-        let config = self.cta.config;
-        let out = &self.results.out;
-        let row = k.add(place.row, self.row);
-        let (batch, head) = (k.cvt::<U64, _>(place.batch), k.cvt::<U64, _>(place.head));
-        let base = k.mad(batch, out.batch, out.base);
-        let base = k.mad(head, out.head, base);
-        // Of a packed batch, lse is [heads, total_q] and `out_batch` is 0.
-        let (stored_row, lse_base) = match place.first_q {
-            None => {
-                let first = k.mul_wide(place.index, place.seqlen_q.cast::<U32>());
-                (row, first)
-            }
-            Some(first_q) => {
-                let first = k.mul_wide(place.head, self.results.total_q.unwrap_or(place.head));
-                (k.add(row, first_q), first)
-            }
-        };
-        let wide = k.cvt::<U64, _>(stored_row.cast::<U32>());
-        let first_row = k.mad(wide, out.row, base);
-        let further = k.shl(out.row, 3);
-        let rows = [first_row, k.add(first_row, further)];
-        let inside = [0, 8].map(|offset| {
-            let row = k.add(row, offset);
-            k.setp(Compare::Lt, row, place.seqlen_q)
-        });
-        let lse = k.add(lse_base, wide);
-        let lse = k.mad(lse, 4, self.results.lse);
-        let lse = [0, 32].map(|offset| Pointer::at(lse).offset(offset));
-        let rows =
-            OutRows { rows, inside, columns: config.head_dim_v, dtype: config.dtype.out(), vector: config.vector };
-        (rows, lse)
+        let cta = self.cta;
+        let columns = self.out.columns();
+        self.results.store_nothing(k, &cta.schedule, (self.quad, self.row), place, columns);
     }
 }

@@ -7,7 +7,7 @@ use ptx::Backend;
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::compute::{ComputeError, Resident};
+use flashstrata::compute::{ComputeError, Resident};
 
 /// What a stratum took.
 #[derive(Clone, Debug, PartialEq, Serialize)]

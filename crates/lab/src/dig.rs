@@ -9,13 +9,13 @@ use rayon::prelude::*;
 use thiserror::Error;
 
 use crate::bench::{BenchError, Measured, bench, input_sets};
-use crate::compute::{ComputeError, compute};
 use crate::evidence::{Evidence, LaunchEvidence};
 use crate::execute::{ExecuteError, Execution, Watch, execute};
 use crate::findings::findings;
 use crate::record::{Accuracy, Record, TileRecord};
 use crate::registers::registers;
 use crate::sample::{Sample, SampleError, Source};
+use flashstrata::compute::{ComputeError, compute};
 
 /// KV heads that are run in place of all.
 pub const SAMPLED_GROUPS: usize = 2;

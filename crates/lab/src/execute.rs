@@ -9,7 +9,7 @@ use kernels::{InputError, Inputs, Layout, Outputs, Plan, PlanError, Problem, Str
 use ptx::Kernel;
 use thiserror::Error;
 
-use crate::compute::{ComputeError, Computed, compute};
+use flashstrata::compute::{ComputeError, Computed, compute};
 
 /// What a caller may see and stop of a long run.
 #[derive(Clone, Copy, Default)]

@@ -3,7 +3,6 @@
 pub mod atomic_file;
 pub mod bench;
 pub mod compare;
-pub mod compute;
 pub mod dig;
 pub mod element;
 pub mod evidence;
@@ -25,7 +24,6 @@ pub mod verify;
 
 pub use bench::{BenchError, Measured, MeasuredLaunch, bench};
 pub use compare::{Incomparable, transition};
-pub use compute::{ComputeError, Computed, Resident, compute};
 pub use dig::{DigError, Digger, Dug};
 pub use element::Element;
 pub use evidence::{Evidence, LaunchEvidence, Place};
@@ -35,4 +33,4 @@ pub use record::{Accuracy, Document, Record, Sampling};
 pub use registers::{RegisterSource, Registers};
 pub use sample::{Sample, SampleError, Source};
 pub use source::Sources;
-pub use verify::{CaseId, Checked, Outcome, verify};
+pub use verify::{CaseId, Checked, Coverage, Outcome, verify};

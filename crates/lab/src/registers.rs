@@ -37,9 +37,6 @@ impl Registers {
     }
 }
 
-/// The assembler gives no kernel of interest fewer.
-pub const LEAST: u32 = 32;
-
 /// The registers of a thread of `kernel` in a CTA of `threads`: what `ptxas` says where it is installed, else an estimate.
 ///
 /// The estimate is what is live at once; the assembler may need some more, or fewer where it computes a value again
@@ -51,12 +48,8 @@ pub fn registers(kernel: &Kernel, report: &Report, threads: u32) -> Registers {
     }
 }
 
-/// What is live at once, rounded up to the unit of allocation and at least [`LEAST`]; as the assembler, which would rather spill,
-/// no more than let a CTA of `threads` threads fit.
+/// The emulator's estimate: see [`emulator::estimate_registers`].
 pub fn estimate(kernel: &Kernel, report: &Report, threads: u32) -> Registers {
-    let limits = kernel.target.sm().limits();
-    let fitting = limits.registers / threads.next_multiple_of(arch::WARP_THREADS).max(1) / 8 * 8;
-    let most = limits.max_registers_per_thread.min(fitting.max(LEAST));
-    let count = report.live_registers.next_multiple_of(8).clamp(LEAST, most);
+    let count = emulator::estimate_registers(report.live_registers, kernel.target.sm(), threads);
     Registers { count, source: RegisterSource::Liveness, spilled_bytes: 0 }
 }

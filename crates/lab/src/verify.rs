@@ -1,17 +1,18 @@
-//! The contract's cases and random small problems, run by a stratum on any backend.
+//! The contract's cases and random small problems, run by a stratum, or by what the library picks, on any backend.
+
+mod random;
 
 use std::fmt;
 use std::str::FromStr;
 
-use arch::Target;
-use kernels::cases::{CASES, CaseError, Expect, Run, VerifyError};
-use kernels::{Dtype, Inputs, Layout, PlanError, Problem, ProblemSpec, Stratum, Tiles, Verdict};
+use flashstrata::compute::{ComputeError, compute};
+use flashstrata::{PlanFailure, Planner};
+use kernels::cases::{CASES, CaseError, Run, VerifyError};
+use kernels::{Dtype, Feature, Inputs, Layout, Problem, Verdict};
 use ptx::Backend;
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use thiserror::Error;
 
-use crate::compute::{ComputeError, compute};
+pub use random::{Coverage, Traits};
 
 /// A case that can be named on a command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,6 +79,8 @@ pub struct Checked {
     pub label: String,
     /// What was asked.
     pub problem: Problem,
+    /// What a random problem was drawn as.
+    pub traits: Option<Traits>,
     /// What came of it.
     pub outcome: Outcome,
 }
@@ -86,88 +89,62 @@ pub struct Checked {
 ///
 /// # Errors
 /// When the inputs do not fit in memory.
-pub fn runs(case: CaseId, dtype: Dtype, seed: u64) -> Result<Vec<Run>, CaseError> {
+pub fn runs(case: CaseId, dtype: Dtype, seed: u64) -> Result<Vec<(Run, Option<Traits>)>, CaseError> {
     match case {
         CaseId::Contract(number) => match CASES.iter().find(|case| case.number == number) {
-            Some(case) => case.runs(dtype, seed),
+            Some(case) => Ok(case.runs(dtype, seed)?.into_iter().map(|run| (run, None)).collect()),
             None => Ok(Vec::new()),
         },
-        CaseId::Random(number) => Ok(vec![random(dtype, seed, number)?]),
-    }
-}
-
-/// A small problem within what every stratum covers: lengths beyond a tile or two, odd dimensions, a GQA ratio, causal or
-/// not, and tensors that lie as `[batch, heads, seqlen, dim]` or as `[batch, seqlen, heads, dim]`.
-fn random(dtype: Dtype, seed: u64, number: u32) -> Result<Run, CaseError> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    rng.set_stream(u64::from(number) + 1);
-    let dims = [1, 8, 24, 33, 40, 64, 72, 96, 128];
-    let heads_kv = rng.random_range(1..=2);
-    let heads_q = heads_kv * rng.random_range(1..=3);
-    let seqlen_q = rng.random_range(1..=130);
-    let head_dim = dims[rng.random_range(0..dims.len())];
-    let mut spec =
-        ProblemSpec::new(rng.random_range(1..=2), heads_q, seqlen_q, head_dim).heads_kv(heads_kv).dtype(dtype);
-    if rng.random() {
-        spec = spec.seqlen_k(rng.random_range(0..=200));
-    }
-    if rng.random() {
-        spec = spec.head_dim_v(dims[rng.random_range(0..dims.len())]);
-    }
-    if rng.random() {
-        spec = spec.causal();
-    }
-    let problem = spec.build()?;
-    let mut inputs = Inputs::randn(&problem, rng.random())?;
-    for tensor in [&mut inputs.q, &mut inputs.k, &mut inputs.v] {
-        if rng.random() {
-            // The same elements, stored head by head.
-            *tensor = tensor.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
+        CaseId::Random(number) => {
+            let (run, traits) = random::random(dtype, seed, number)?;
+            Ok(vec![(run, Some(traits))])
         }
     }
-    Ok(Run { label: "random", problem, inputs, expect: Expect::Reference })
 }
 
-/// Runs a case with a stratum; `backend` makes a backend for each computation, so that a fault spoils no other.
+/// A call that was not computed.
+#[derive(Debug, Error)]
+enum Attempt<E> {
+    #[error(transparent)]
+    Plan(PlanFailure),
+    #[error(transparent)]
+    Compute(ComputeError<E>),
+}
+
+/// Runs a case as the planner plans it; `backend` makes a backend for each computation, so that a fault spoils no other.
 ///
 /// # Errors
-/// When the inputs cannot be made, or a backend cannot be.
+/// When the inputs cannot be made.
 pub fn verify<B: Backend>(
-    stratum: Stratum,
-    tiles: Option<Tiles>,
+    planner: &Planner,
     case: CaseId,
     dtype: Dtype,
     seed: u64,
     backend: &mut impl FnMut() -> Result<B, B::Error>,
 ) -> Result<Vec<Checked>, CaseError> {
     let mut compute_one = |problem: &Problem, inputs: &Inputs| {
-        let mut backend = backend().map_err(ComputeError::Backend)?;
-        let layout = Layout::of(problem, inputs)?;
-        let plan = kernels::plan(stratum, problem, Target::best(backend.sm()), &layout, tiles)?;
-        compute(&mut backend, &plan, problem, inputs).map(|computed| computed.outputs)
+        let layout = Layout::of(problem, inputs).map_err(|error| Attempt::Compute(error.into()))?;
+        let plan = planner.plan(problem, &layout).map_err(Attempt::Plan)?;
+        let mut backend = backend().map_err(|error| Attempt::Compute(ComputeError::Backend(error)))?;
+        let computed = compute(&mut backend, &plan.kernels, problem, inputs).map_err(Attempt::Compute)?;
+        Ok(computed.outputs)
     };
-    let runs = runs(case, dtype, seed)?;
-    let checked = runs.into_iter().map(|run| {
-        let coverage = stratum.coverage();
-        let covered = coverage.dtypes.contains(&dtype)
-            && run.features().iter().all(|feature| coverage.features.contains(feature))
-            && run.problem.head_dim.max(run.problem.head_dim_v) <= coverage.max_head_dim;
+    let checked = runs(case, dtype, seed)?.into_iter().map(|(run, traits)| {
+        // That tensors are strided is no matter of the problem, so no plan is refused for it.
+        let takes_strides = |stratum: kernels::Stratum| stratum.coverage().features.contains(&Feature::Strided);
+        let covered = run.inputs.features().is_empty() || planner.candidates().into_iter().any(takes_strides);
         let outcome = if covered { outcome(run.verify(&mut compute_one)) } else { Outcome::NotCovered };
-        Checked { case, label: run.label.to_owned(), problem: run.problem, outcome }
+        Checked { case, label: run.label.to_owned(), problem: run.problem, traits, outcome }
     });
     Ok(checked.collect())
 }
 
-fn outcome<E: std::error::Error>(verified: Result<Verdict, VerifyError<ComputeError<E>>>) -> Outcome {
+fn outcome<E: std::error::Error>(verified: Result<Verdict, VerifyError<Attempt<E>>>) -> Outcome {
     match verified {
         Ok(Verdict { wrong: Some(wrong), .. }) => Outcome::Failed(wrong.to_string()),
         Ok(_) => Outcome::Passed,
-        // Strides that the copy engine cannot address, and another GPU: no feature of the problem says so.
-        Err(VerifyError::Backend(ComputeError::Plan(
-            PlanError::TensorMap { .. } | PlanError::Target { .. } | PlanError::Lacks { .. },
-        ))) => Outcome::NotCovered,
-        Err(VerifyError::Backend(error)) => Outcome::Failed(error.to_string()),
-        Err(VerifyError::Outputs(error)) => Outcome::Failed(error.to_string()),
+        Err(VerifyError::Backend(Attempt::Plan(failure))) if failure.is_coverage() => Outcome::NotCovered,
+        Err(error) => Outcome::Failed(error.to_string()),
     }
 }
 
@@ -175,6 +152,7 @@ fn outcome<E: std::error::Error>(verified: Result<Verdict, VerifyError<ComputeEr
 mod tests {
     use arch::Sm;
     use emulator::{Device, Options};
+    use kernels::Stratum;
 
     use super::*;
 
@@ -189,28 +167,28 @@ mod tests {
         }
     }
 
-    #[test]
-    fn random_problems_come_again_and_differ() {
-        let one = random(Dtype::F16, 7, 3).unwrap();
-        assert_eq!(one.problem, random(Dtype::F16, 7, 3).unwrap().problem);
-        let others: Vec<_> = (0..8).map(|n| random(Dtype::F16, 7, n).unwrap().problem.to_string()).collect();
-        assert!(others.iter().collect::<std::collections::HashSet<_>>().len() >= 7, "{others:?}");
-        assert!((0..8).any(|n| !random(Dtype::F16, 7, n).unwrap().inputs.features().is_empty()));
+    fn planner(stratum: Option<Stratum>) -> Planner {
+        let planner = Planner::new(arch::Gpu::find("RTX 2070").unwrap().into());
+        stratum.into_iter().fold(planner, Planner::stratum)
     }
 
     #[test]
     fn a_stratum_passes_a_case_and_skips_what_it_does_not_cover() {
         let mut emulator = || Ok(Device::new(Options::new(Sm::Sm75)));
-        let causal = verify(Stratum::V2, None, CaseId::Contract(3), Dtype::F32, 1, &mut emulator).unwrap();
-        assert!(causal.iter().all(|one| one.outcome == Outcome::Passed), "{causal:?}");
-        let packed = verify(Stratum::V2, None, CaseId::Contract(2), Dtype::F32, 1, &mut emulator).unwrap();
+        for stratum in [Some(Stratum::V2), None] {
+            let causal = verify(&planner(stratum), CaseId::Contract(3), Dtype::F32, 1, &mut emulator).unwrap();
+            assert!(causal.iter().all(|one| one.outcome == Outcome::Passed), "{causal:?}");
+        }
+        let v3 = verify(&planner(Some(Stratum::V3)), CaseId::Contract(3), Dtype::F16, 1, &mut emulator).unwrap();
+        assert!(v3.iter().all(|one| one.outcome == Outcome::NotCovered), "{v3:?}");
+        let packed = verify(&planner(Some(Stratum::V2)), CaseId::Contract(2), Dtype::F32, 1, &mut emulator).unwrap();
         assert!(packed.iter().all(|one| one.outcome == Outcome::NotCovered));
     }
 
     #[test]
     fn a_failing_backend_is_a_failed_call() {
         let mut emulator = || Ok(Device::new(Options { budget_per_cta: 100, ..Options::new(Sm::Sm75) }));
-        let checked = verify(Stratum::V2, None, CaseId::Contract(6), Dtype::F32, 1, &mut emulator).unwrap();
+        let checked = verify(&planner(Some(Stratum::V2)), CaseId::Contract(6), Dtype::F32, 1, &mut emulator).unwrap();
         let Outcome::Failed(why) = &checked[0].outcome else { panic!("{checked:?}") };
         assert!(why.contains("taken for hung"), "{why}");
     }

@@ -9,7 +9,7 @@ use ptx::Kernel;
 use thiserror::Error;
 
 use super::{Ran, Subject};
-use crate::compute::{ComputeError, compute};
+use flashstrata::compute::{ComputeError, compute};
 
 /// A kernel that cannot be made a subject.
 #[derive(Debug, Error)]

@@ -2,8 +2,10 @@
 
 use arch::Sm;
 use emulator::{Device, Options, Policy};
+use flashstrata::Planner;
+use flashstrata::compute::compute;
 use kernels::{Dtype, Inputs, Layout, Mask, Problem, ProblemSpec, Stratum, Tiles, check, plain, reference};
-use lab::{CaseId, Outcome, compute, verify};
+use lab::{CaseId, Outcome, verify};
 
 /// So few multiprocessors that a CTA takes several tiles.
 const FEW: u32 = 2;
@@ -17,6 +19,7 @@ fn device(policy: Policy, multiprocessors: u32) -> Device<'static> {
 
 #[test]
 fn v3_passes_the_cases() {
+    let planner = Planner::new(arch::Gpu::find("H100").unwrap().into()).stratum(Stratum::V3);
     let sixteen_bits = [Dtype::F16, Dtype::Bf16].into_iter().cycle();
     let calls =
         POLICIES.into_iter().zip(sixteen_bits).flat_map(|(policy, dtype)| [(policy, dtype), (policy, Dtype::E4m3)]);
@@ -24,7 +27,7 @@ fn v3_passes_the_cases() {
         let mut passed = Vec::new();
         for case in CaseId::all(6) {
             let seed = index as u64;
-            for checked in verify(Stratum::V3, None, case, dtype, seed, &mut || Ok(device(policy, FEW))).unwrap() {
+            for checked in verify(&planner, case, dtype, seed, &mut || Ok(device(policy, FEW))).unwrap() {
                 match checked.outcome {
                     Outcome::Passed => passed.push(checked.case.to_string()),
                     Outcome::NotCovered => {}
@@ -80,6 +83,25 @@ fn eight_bits() {
             let spec = spec.heads_kv([1, 2, 4][index % 3]).dtype(Dtype::E4m3);
             within_tolerance(&spec, None, POLICIES[(index + kind) % POLICIES.len()], 1 + index as u32 % 3);
         }
+    }
+}
+
+/// Rows that the copy engine cannot address: threads copy them, 8 or 4 bytes at once.
+#[test]
+fn rows_that_threads_copy() {
+    let dims = [(36, 36), (34, 66), (100, 20), (132, 256), (250, 50)];
+    let lengths = [(33, 31), (147, 329), (300, 200), (1, 270), (129, 1)];
+    for (index, (d, d_v)) in dims.into_iter().enumerate() {
+        for (kind, mask) in [Mask::FULL, Mask::CAUSAL, Mask::window(40, 3)].into_iter().enumerate() {
+            let (seqlen_q, seqlen_k) = lengths[(index + 2 * kind) % lengths.len()];
+            let spec = ProblemSpec::new(2, 2, seqlen_q, d).seqlen_k(seqlen_k).head_dim_v(d_v).mask(mask);
+            let spec = spec.heads_kv(1 + index % 2).dtype([Dtype::F16, Dtype::Bf16][kind % 2]);
+            within_tolerance(&spec, None, POLICIES[(index + kind) % POLICIES.len()], 1 + index as u32 % 3);
+        }
+    }
+    let packed = ProblemSpec::packed(2, 36, vec![0, 0, 300, 301, 460], vec![0, 70, 70, 400, 530]);
+    for (policy, mask) in POLICIES.into_iter().zip([Mask::FULL, Mask::CAUSAL, Mask::window(30, 30)]) {
+        within_tolerance(&packed.clone().dtype(Dtype::Bf16).mask(mask), None, policy, FEW);
     }
 }
 

@@ -1,0 +1,259 @@
+//! A plan whose kernels are compiled, and calls of it.
+
+use kernels::Buffers;
+use ptx::{Backend, Launch};
+
+use crate::device::{Device, Kind};
+use crate::error::Error;
+use crate::layout;
+use crate::planner::{Plan, WORKSPACE_ALIGNMENT};
+use crate::stream::{Backing, DeviceSlice, DeviceSliceMut, Inner, Stream, locked};
+
+/// A plan, compiled for a device: what is left of a call is its memory.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    device: Device,
+    plan: Plan,
+    /// One for each launch; none on the emulator.
+    functions: Vec<cuda::Function>,
+}
+
+impl Attention {
+    pub(crate) fn new(device: Device, plan: Plan) -> Result<Attention, Error> {
+        check_architecture(&plan, &device)?;
+        let functions = match &device.kind {
+            Kind::Cuda(context) => {
+                plan.launches().iter().map(|launch| context.function(&launch.kernel)).collect::<Result<_, _>>()?
+            }
+            Kind::Emulated(_) => Vec::new(),
+        };
+        Ok(Attention { device, plan, functions })
+    }
+
+    /// What was compiled.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// For what.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// What the driver's compiler made of each launch's kernel; nothing on the emulator.
+    pub fn functions(&self) -> &[cuda::Function] {
+        &self.functions
+    }
+}
+
+/// Kernels are written for one architecture, and those of Hopper and later run on no other.
+pub(crate) fn check_architecture(plan: &Plan, device: &Device) -> Result<(), Error> {
+    if plan.hardware.sm == device.hardware().sm {
+        return Ok(());
+    }
+    Err(Error::Architecture { planned: plan.hardware.to_string(), device: device.hardware().to_string() })
+}
+
+/// The memory of a call.
+#[derive(Debug)]
+pub struct Operands<'a> {
+    q: DeviceSlice<'a>,
+    k: DeviceSlice<'a>,
+    v: DeviceSlice<'a>,
+    out: DeviceSliceMut<'a>,
+    lse: DeviceSliceMut<'a>,
+    cu_seqlens: Option<[DeviceSlice<'a>; 2]>,
+    alibi_slopes: Option<DeviceSlice<'a>>,
+    descales: Option<[DeviceSlice<'a>; 3]>,
+    workspace: Option<DeviceSliceMut<'a>>,
+}
+
+impl<'a> Operands<'a> {
+    /// Each from its first element on, laid out as the plan says.
+    pub fn new(
+        q: impl Into<DeviceSlice<'a>>,
+        k: impl Into<DeviceSlice<'a>>,
+        v: impl Into<DeviceSlice<'a>>,
+        out: impl Into<DeviceSliceMut<'a>>,
+        lse: impl Into<DeviceSliceMut<'a>>,
+    ) -> Operands<'a> {
+        let (q, k, v, out, lse) = (q.into(), k.into(), v.into(), out.into(), lse.into());
+        Operands { q, k, v, out, lse, cu_seqlens: None, alibi_slopes: None, descales: None, workspace: None }
+    }
+
+    /// Of a packed batch: where each sequence begins, `batch + 1` numbers of 32 bits each, the same as in the plan's problem.
+    pub fn cu_seqlens(self, q: impl Into<DeviceSlice<'a>>, k: impl Into<DeviceSlice<'a>>) -> Operands<'a> {
+        Operands { cu_seqlens: Some([q.into(), k.into()]), ..self }
+    }
+
+    /// ALiBi's slopes, f32, as many as the plan's problem has.
+    pub fn alibi_slopes(self, slopes: impl Into<DeviceSlice<'a>>) -> Operands<'a> {
+        Operands { alibi_slopes: Some(slopes.into()), ..self }
+    }
+
+    /// What the elements of 8-bit q, k and v are multiplied by, f32, `[batch, heads_kv]` each, contiguous.
+    pub fn descales(
+        self,
+        q: impl Into<DeviceSlice<'a>>,
+        k: impl Into<DeviceSlice<'a>>,
+        v: impl Into<DeviceSlice<'a>>,
+    ) -> Operands<'a> {
+        Operands { descales: Some([q.into(), k.into(), v.into()]), ..self }
+    }
+
+    /// A workspace of at least [`Plan::workspace_bytes`], at a multiple of [`WORKSPACE_ALIGNMENT`]; nothing need be in it.
+    pub fn workspace(self, workspace: impl Into<DeviceSliceMut<'a>>) -> Operands<'a> {
+        Operands { workspace: Some(workspace.into()), ..self }
+    }
+
+    /// Each piece of memory by name, with the bytes a plan needs and what must divide its address.
+    fn needs(&self, plan: &Plan) -> Vec<(&'static str, DeviceSlice<'a>, u64, u64)> {
+        let reach = |argument| layout::reach(&plan.problem, &plan.layout, argument) as u64;
+        let (element, out_element) = (plan.problem.dtype.bytes() as u64, plan.problem.dtype.out().bytes() as u64);
+        let mut needs = vec![
+            ("q", self.q, reach("q"), element),
+            ("k", self.k, reach("k"), element),
+            ("v", self.v, reach("v"), element),
+            ("out", self.out.slice, reach("out"), out_element),
+            ("lse", self.lse.slice, plan.lse_bytes(), 4),
+        ];
+        if let Some([q, k]) = self.cu_seqlens {
+            let bytes = 4 * (plan.problem.batch as u64 + 1);
+            needs.extend([("cu_seqlens_q", q, bytes, 4), ("cu_seqlens_k", k, bytes, 4)]);
+        }
+        if let (Some(slopes), Some(wanted)) = (self.alibi_slopes, &plan.problem.alibi_slopes) {
+            needs.push(("alibi_slopes", slopes, 4 * wanted.len() as u64, 4));
+        }
+        if let Some([q, k, v]) = self.descales.filter(|_| plan.problem.dtype.is_scaled()) {
+            let bytes = 4 * plan.problem.descale_shape().into_iter().product::<usize>() as u64;
+            needs.extend([("q_descale", q, bytes, 4), ("k_descale", k, bytes, 4), ("v_descale", v, bytes, 4)]);
+        }
+        if let Some(workspace) = &self.workspace {
+            needs.push(("workspace", workspace.slice, plan.workspace_bytes(), WORKSPACE_ALIGNMENT));
+        }
+        needs
+    }
+
+    /// Refuses what a kernel would stumble over.
+    fn check(&self, stream: &Stream, plan: &Plan) -> Result<(), Error> {
+        if plan.problem.varlen.is_some() && self.cu_seqlens.is_none() {
+            return Err(Error::Missing { argument: "cu_seqlens_q" });
+        }
+        if plan.problem.alibi_slopes.is_some() && self.alibi_slopes.is_none() {
+            return Err(Error::Missing { argument: "alibi_slopes" });
+        }
+        if plan.problem.dtype.is_scaled() && self.descales.is_none() {
+            return Err(Error::Missing { argument: "q_descale" });
+        }
+        for (argument, slice, needed, alignment) in self.needs(plan) {
+            let DeviceSlice { address, bytes: given, owner, .. } = slice;
+            if owner.is_some_and(|owner| owner != stream.identity()) {
+                return Err(Error::OtherStream { argument });
+            }
+            if given < needed {
+                return Err(Error::Bytes { argument, given, needed });
+            }
+            if !address.is_multiple_of(alignment) {
+                return Err(Error::Misaligned { argument, address, alignment });
+            }
+            if owner.is_none()
+                && needed > 0
+                && let Some(context) = stream.device().context()
+            {
+                let ordinal = context.device().ordinal;
+                match context.pointer(address)?.device {
+                    None => return Err(Error::HostPointer { argument, address, ordinal }),
+                    Some(found) if found != ordinal => {
+                        return Err(Error::OtherGpu { argument, address, found, ordinal });
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A call of which everything was checked.
+pub(crate) struct Ready<'p> {
+    launches: Vec<Launch<'p>>,
+    /// The same for the driver; none on the emulator.
+    prepared: Vec<cuda::Prepared>,
+    /// What of the caller's workspace must be zero.
+    zero: Option<(u64, u64)>,
+}
+
+/// Checks a call and makes its launches; nothing is started.
+pub(crate) fn ready<'p>(
+    stream: &Stream,
+    inner: &mut Inner,
+    attention: &'p Attention,
+    operands: &Operands<'_>,
+) -> Result<Ready<'p>, Error> {
+    let plan = attention.plan();
+    if !attention.device.is(stream.device()) {
+        let (loaded, stream) = (attention.device.hardware().to_string(), stream.device().hardware().to_string());
+        return Err(Error::OtherDevice { loaded, stream });
+    }
+    operands.check(stream, plan)?;
+    let (workspaces, zero) = match &operands.workspace {
+        Some(workspace) => {
+            let address = workspace.slice.address;
+            let parts = plan.workspace_parts().into_iter().map(|part| address + part.offset).collect();
+            (parts, Some((address, plan.zeroed_bytes())).filter(|&(_, bytes)| bytes > 0))
+        }
+        None => (inner.own_workspaces(plan)?, None),
+    };
+    let [cu_seqlens_q, cu_seqlens_k] = operands.cu_seqlens.map_or([0; 2], |both| both.map(|slice| slice.address));
+    let [q_descale, k_descale, v_descale] = operands.descales.map_or([0; 3], |all| all.map(|slice| slice.address));
+    let buffers = Buffers {
+        q: operands.q.address,
+        k: operands.k.address,
+        v: operands.v.address,
+        out: operands.out.slice.address,
+        lse: operands.lse.slice.address,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        alibi_slopes: operands.alibi_slopes.map_or(0, |slopes| slopes.address),
+        q_descale,
+        k_descale,
+        v_descale,
+        workspaces,
+    };
+    let launches = plan.kernels.launches(&buffers, inner.backing.multiprocessors())?;
+    let prepared = match &inner.backing {
+        Backing::Cuda(stream) => {
+            let prepare = |(function, launch)| stream.prepare_compiled(cuda::Function::clone(function), launch);
+            attention.functions.iter().zip(&launches).map(prepare).collect::<Result<_, _>>()?
+        }
+        Backing::Emulator(_) => Vec::new(),
+    };
+    Ok(Ready { launches, prepared, zero })
+}
+
+/// Starts a call.
+pub(crate) fn start(inner: &mut Inner, ready: &Ready<'_>) -> Result<(), Error> {
+    let Ready { launches, prepared, zero } = ready;
+    match &mut inner.backing {
+        Backing::Cuda(stream) => {
+            if let Some((address, bytes)) = *zero {
+                // SAFETY: the workspace is the caller's for this call and at least so long: `Operands::check`.
+                unsafe { stream.fill_unchecked(address, bytes, 0)? };
+            }
+            prepared.iter().try_for_each(|launch| stream.enqueue(launch))?;
+        }
+        Backing::Emulator(device) => {
+            if let Some((address, bytes)) = *zero {
+                device.write(address, &vec![0; bytes as usize])?;
+            }
+            launches.iter().try_for_each(|launch| device.launch(launch).map(|_| ()))?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn enqueue(stream: &Stream, attention: &Attention, operands: Operands<'_>) -> Result<(), Error> {
+    let mut inner = locked(&stream.inner);
+    let ready = ready(stream, &mut inner, attention, &operands)?;
+    start(&mut inner, &ready)
+}

@@ -1,0 +1,87 @@
+//! Attention on any NVIDIA GPU from Turing on, without a CUDA toolkit: one call picks the kernel generation and its tiles for the
+//! GPU at hand. Without a GPU the emulator computes the same, slowly.
+//!
+//! # From host memory to host memory
+//! ```
+//! use flashstrata::{Device, Problem};
+//!
+//! let device = Device::any();
+//! let stream = device.stream()?;
+//! let problem = Problem::builder(1, 2, 16, 8).causal().build()?;       // batch, heads, seqlen, head_dim; f32
+//! let (q, k, v) = (vec![0.5f32; 2 * 16 * 8], vec![0.25; 2 * 16 * 8], vec![1.0; 2 * 16 * 8]);
+//! let result = stream.attention(&problem, &q, &k, &v)?;
+//! assert!(result.out.iter().all(|&x| (x - 1.0f32).abs() < 1e-6));
+//! assert_eq!(result.lse.len(), 2 * 16);
+//! # Ok::<(), flashstrata::Error>(())
+//! ```
+//! Tensors are `[batch, seqlen, heads, head_dim]` and contiguous here; [`Stream::run`] takes host tensors of any strides.
+//!
+//! # On device memory, without waiting
+//! A [`Plan`] says what will run and what it needs; [`Device::load`] compiles it once; [`Stream::enqueue`] starts it.
+//! ```
+//! use flashstrata::{Device, Dtype, Operands, Problem};
+//! # use flashstrata::half::f16;
+//!
+//! let device = Device::any();
+//! let problem = Problem::builder(1, 4, 32, 16).heads_kv(2).dtype(Dtype::F16).build()?;
+//! let plan = device.plan(&problem)?;
+//! println!("{plan}");                                                  // generation, tiles, launches, and why not a newer one
+//! let attention = device.load(plan)?;
+//!
+//! let stream = device.stream()?;                                       // or `unsafe { device.borrow_stream(cu_stream) }`
+//! let tokens = 32;
+//! let q = stream.upload(&vec![f16::ONE; tokens * 4 * 16])?;
+//! let k = stream.upload(&vec![f16::ONE; tokens * 2 * 16])?;
+//! let v = stream.upload(&vec![f16::ONE; tokens * 2 * 16])?;
+//! let mut out = stream.alloc(attention.plan().out_bytes())?;
+//! let mut lse = stream.alloc(attention.plan().lse_bytes())?;
+//! stream.enqueue(&attention, Operands::new(&q, &k, &v, &mut out, &mut lse))?;   // does not wait
+//! assert!(out.read::<f16>()?.iter().all(|&x| x == f16::ONE));                   // waits
+//! # Ok::<(), flashstrata::Error>(())
+//! ```
+//! Memory that others allocated goes in by [`DeviceSlice::borrow`], tensors that lie otherwise by [`layout()`].
+//! The workspace is the stream's own unless a call brings one of [`Plan::workspace_bytes`].
+//!
+//! # What is promised
+//! The contract of an attention call is the same for each generation and device: masks are aligned bottom right, a row that
+//! sees no key is 0 with `lse` minus infinity, `lse` is the natural logarithm. A generation that cannot honour a part of a call
+//! is passed over, and [`Plan::passed_over`] says why; when none can, [`PlanFailure`] lists all reasons. A call that is refused
+//! has written nothing. There is no global state: a [`Device`] is a value, and several GPUs are several values.
+//!
+//! # Tuning
+//! Defaults are meant to be enough. [`tune`](mod@tune) measures other tiles when it is called, keeps what it finds in a file,
+//! and a [`Planner`] consults that only when it is given it:
+//! ```
+//! use flashstrata::{Device, Tuning};
+//!
+//! let device = Device::any();
+//! let tuned = Tuning::Cached.load()?;                                  // or `Tuning::File(path)`
+//! let planner = device.planner().tuned(tuned.table);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod attention;
+pub mod compute;
+mod device;
+mod error;
+mod hardware;
+mod layout;
+mod planner;
+mod stream;
+pub mod tune;
+
+pub use arch::{Gpu, Sm};
+pub use half;
+pub use kernels::{
+    Coverage, Dtype, Feature, InputError, Inputs, Layout, Mask, Outputs, ParseProblemError, PlanError, Problem,
+    ProblemError, ProblemSpec, Stratum, Strides, Tensor, TensorError, Tiles, Varlen,
+};
+
+pub use attention::{Attention, Operands};
+pub use device::{Device, Emulation};
+pub use error::Error;
+pub use hardware::Hardware;
+pub use layout::{LayoutError, View, layout};
+pub use planner::{ChosenBy, Footprint, Part, PassedOver, Plan, PlanFailure, Planner, WORKSPACE_ALIGNMENT, Why};
+pub use stream::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Element, HostOutputs, Stream};
+pub use tune::{Entry, Progress, Table, Tuning, Watch};
