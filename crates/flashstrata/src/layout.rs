@@ -139,7 +139,7 @@ fn strides_of(
 
 /// What a layout must be for any stratum.
 pub(crate) fn check(problem: &Problem, layout: &Layout) -> Result<(), LayoutError> {
-    let least = problem.dtype.out().bytes() as u64;
+    let least = problem.dtype.bytes() as u64;
     if !layout.alignment.is_power_of_two() || layout.alignment < least {
         return Err(LayoutError::Alignment { alignment: layout.alignment, least });
     }
