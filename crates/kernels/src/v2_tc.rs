@@ -110,7 +110,7 @@ impl Geometry {
 }
 
 /// Registers that the assembler is left beside what is needed before queries stay in some.
-const SPARE: u32 = 16;
+const SPARE: u32 = 36;
 
 /// The most stages of the ring: a tile more than two blocks ahead is not needed sooner.
 const MOST_STAGES: u32 = 4;
