@@ -110,7 +110,7 @@ impl Geometry {
 }
 
 /// Registers that the assembler is left beside what is needed before queries stay in some.
-const SPARE: u32 = 16;
+const SPARE: u32 = 36;
 
 /// The most stages of the ring: a tile more than two blocks ahead is not needed sooner.
 const MOST_STAGES: u32 = 4;
@@ -587,7 +587,7 @@ impl<'a> Ring<'a> {
         let values = stream(k, values, geometry.values, config.head_dim_v);
         let ring = Self { warp, keys, values, stage: k.mov(0) };
         for tile in 0..geometry.stages - 1 {
-            let kind = if tile % 2 == 0 { Kind::Keys } else { Kind::Values };
+            let kind = if tile.is_multiple_of(2) { Kind::Keys } else { Kind::Values };
             let to = k.add(warp.ring, tile * geometry.stage());
             ring.fetch(k, kind, to, (work.last, tile / 2), tile < 2).put(k);
         }
@@ -646,7 +646,7 @@ impl<'a> Ring<'a> {
         let to = k.add(self.warp.ring, before);
         // So many tiles further on, keys and values in turn.
         let tile = geometry.stages - 1 + u32::from(kind == Kind::Values);
-        let next = if tile % 2 == 0 { Kind::Keys } else { Kind::Values };
+        let next = if tile.is_multiple_of(2) { Kind::Keys } else { Kind::Values };
         let above = tile / 2;
         let mut fetched = self.fetch(k, next, to, (block, above), border && above == 0);
         if k.target().supports(Feature::CpAsync) {
