@@ -160,7 +160,8 @@ fn reach(dtype: Dtype, shape: &[usize], strides: &[i64]) -> u64 {
     if shape.contains(&0) {
         return 0;
     }
-    let last: i64 = shape.iter().zip(strides).map(|(&extent, &stride)| (extent as i64 - 1).saturating_mul(stride)).sum();
+    let last: i64 =
+        shape.iter().zip(strides).map(|(&extent, &stride)| (extent as i64 - 1).saturating_mul(stride)).sum();
     u64::try_from(last).unwrap_or(0).saturating_add(1).saturating_mul(dtype.bytes() as u64)
 }
 

@@ -93,7 +93,8 @@ impl Planner {
         let mut passed_over = Vec::new();
         let of = |stratum, tiles| {
             let multiprocessors = Some(self.hardware.multiprocessors);
-            let options = kernels::Options { tiles, multiprocessors, splits: self.splits, ..kernels::Options::default() };
+            let options =
+                kernels::Options { tiles, multiprocessors, splits: self.splits, ..kernels::Options::default() };
             kernels::plan_with(stratum, problem, Target::best(self.hardware.sm), layout, &options)
         };
         let done = |kernels, chosen_by, passed_over| {
@@ -117,7 +118,9 @@ impl Planner {
         let chosen_by = if self.tiles.is_some() { ChosenBy::Caller } else { ChosenBy::Default };
         for stratum in self.candidates() {
             let why = match of(stratum, self.tiles) {
-                Ok(_) if stratum == Stratum::V3 && self.stratum.is_none() && of(Stratum::V2Tc, None).is_ok_and(fills) => {
+                Ok(_)
+                    if stratum == Stratum::V3 && self.stratum.is_none() && of(Stratum::V2Tc, None).is_ok_and(fills) =>
+                {
                     Why::FewQueries { queries: problem.seqlen_q }
                 }
                 Ok(kernels) => match self.not_worth_it(stratum, problem, kernels.config.tiles) {
@@ -167,7 +170,9 @@ pub enum Why {
     #[error(transparent)]
     Refused(#[from] PlanError),
     /// There are too few queries for its tiles.
-    #[error("seqlen_q is {queries}: v2_tc splits the keys among CTAs or lets query heads share tiles, which fills the GPU better")]
+    #[error(
+        "seqlen_q is {queries}: v2_tc splits the keys among CTAs or lets query heads share tiles, which fills the GPU better"
+    )]
     FewQueries {
         /// Queries.
         queries: usize,

@@ -109,6 +109,8 @@ impl Stratum {
                     Feature::Gqa,
                     Feature::HeadDimV,
                     Feature::CrossLength,
+                    Feature::Softcap,
+                    Feature::Alibi,
                     Feature::Varlen,
                     Feature::Strided,
                 ],
@@ -664,7 +666,9 @@ pub fn plan_with(
         alignment: match stratum {
             // What the copy engine needs, whatever the output's rows are accessed by.
             Stratum::V3 if !config.by_threads => 16,
-            Stratum::V2Tc | Stratum::V3 => (u64::from(config.vector) * problem.dtype.bytes() as u64).max(config.piece.into()),
+            Stratum::V2Tc | Stratum::V3 => {
+                (u64::from(config.vector) * problem.dtype.bytes() as u64).max(config.piece.into())
+            }
             _ => u64::from(config.vector) * problem.dtype.bytes() as u64,
         },
         batch: problem.batch,

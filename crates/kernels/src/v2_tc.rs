@@ -72,7 +72,9 @@ impl Geometry {
             ctas * (geometry.bytes() + limits.shared_reserved_per_block) <= limits.shared_bytes
         };
         let needed = geometry.accumulators() + geometry.others();
-        while registers(geometry.ctas + 1) >= needed && shared(&geometry, geometry.ctas + 1) {
+        // Where another CTA would leave just what is needed, the assembler spills.
+        let roomy = needed + ROOM + if config.split { 2 * ROOM } else { 0 };
+        while registers(geometry.ctas + 1) >= roomy && shared(&geometry, geometry.ctas + 1) {
             geometry.ctas += 1;
         }
         while geometry.stages < MOST_STAGES && shared(&Self { stages: geometry.stages + 1, ..geometry }, geometry.ctas)
@@ -109,6 +111,9 @@ impl Geometry {
     }
 }
 
+/// Registers beside what is needed without which there is no further CTA.
+const ROOM: u32 = 16;
+
 /// Registers that the assembler is left beside what is needed before queries stay in some.
 const SPARE: u32 = 36;
 
@@ -125,6 +130,10 @@ pub fn default_tiles(sm: arch::Sm, problem: &Problem) -> Tiles {
         // Of few queries, tiles that are not half empty.
         (_, _) if rows <= 32 && !(columns > 128 && is_small(sm)) => Tiles { block_q: 32, block_kv: 64, threads: 64 },
         (_, 0..=128) if rows <= 64 => Tiles { block_q: 64, block_kv: 64, threads: 128 },
+        // What scores and packed batches need beside takes registers of its own.
+        (_, 65..=128) if problem.softcap.is_some() || problem.alibi_slopes.is_some() || problem.varlen.is_some() => {
+            Tiles { block_q: 64, block_kv: 64, threads: 128 }
+        }
         _ => tiles_of(sm, columns),
     }
 }
@@ -151,6 +160,8 @@ pub fn tiles_of(sm: arch::Sm, columns: u32) -> Tiles {
     match columns {
         0..=64 => Tiles { block_q: 128, block_kv: 64, threads: 128 },
         65..=128 if small => Tiles { block_q: 64, block_kv: 64, threads: 128 },
+        // Before Hopper the assembler spills some with blocks of 64 keys.
+        65..=128 if sm < arch::Sm::Sm90 => Tiles { block_q: 128, block_kv: 32, threads: 128 },
         65..=128 => Tiles { block_q: 128, block_kv: 64, threads: 128 },
         _ if small => Tiles { block_q: 64, block_kv: 32, threads: 128 },
         _ => Tiles { block_q: 128, block_kv: 64, threads: 256 },

@@ -15,7 +15,7 @@ use crate::copies::Copies;
 use crate::hopper::{BARRIER, Cursor, ROWS, Ring, SLAB, Tile, Turns, WARPGROUP, multiply_columns, multiply_rows};
 use crate::results::{Place, Results};
 use crate::schedule::{Schedule, Work};
-use crate::scores::Scores;
+use crate::scores::{Alibi, Scores};
 use crate::strided::Strided;
 use crate::tile::SharedMemory;
 use crate::{Mask, PlanError, Problem, mma};
@@ -541,6 +541,12 @@ fn number(k: &mut KernelBuilder, cta: &Cta, at: Cursor) -> Pointer<ptx::Shared> 
     Pointer::at(next.tile(k, at))
 }
 
+/// The tile that a warpgroup computes.
+struct Current<'w> {
+    work: &'w Work,
+    alibi: Option<Alibi>,
+}
+
 /// A warpgroup that computes.
 struct Consumer<'a> {
     cta: &'a Cta<'a>,
@@ -639,16 +645,18 @@ impl<'a> Consumer<'a> {
                     nothing,
                     |k| self.store_nothing(k, &Place::of(&work)),
                     |k| {
+                        let alibi = self.cta.scores.alibi(k, schedule, &work, self.row);
+                        let tile = Current { work: &work, alibi };
                         let block = k.mov(work.last);
                         k.if_else(
                             under_way,
-                            |k| self.begin_beside(k, &work, block, &place),
-                            |k| self.begin(k, &work, block),
+                            |k| self.begin_beside(k, &tile, block, &place),
+                            |k| self.begin(k, &tile, block),
                         );
                         place.set(k, &Place::of(&work));
                         self.out.clear(k);
                         k.mov_p_to(under_way, true);
-                        self.other_blocks(k, &work, block);
+                        self.other_blocks(k, &tile, block);
                         self.queries.advance(k, self.at_queries);
                     },
                 );
@@ -677,22 +685,23 @@ impl<'a> Consumer<'a> {
     }
 
     /// The first block of the first tile.
-    fn begin(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
+    fn begin(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
         self.in_turn(k, |k| {
             self.queries.wait_full(k, self.at_queries);
             self.cta.keys.wait_full(k, self.at_keys);
             self.score(k);
         });
         k.wgmma_wait(0);
-        self.scored(k, work, block);
-        self.hide_at_border(k, work, block);
+        self.scored(k, tile.work, block);
+        self.modify(k, tile, block);
+        self.hide_at_border(k, tile.work, block);
         self.state.clear(k);
         self.state.absorb(k, &self.scores, false);
         self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
     }
 
     /// The first block of a tile, beside the last product of the one before, whose output is stored.
-    fn begin_beside(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, before: &Place) {
+    fn begin_beside(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, before: &Place) {
         self.in_turn(k, |k| {
             self.queries.wait_full(k, self.at_queries);
             self.cta.keys.wait_full(k, self.at_keys);
@@ -701,8 +710,9 @@ impl<'a> Consumer<'a> {
             self.add_values(k);
         });
         k.wgmma_wait(1);
-        self.scored(k, work, block);
-        self.hide_at_border(k, work, block);
+        self.scored(k, tile.work, block);
+        self.modify(k, tile, block);
+        self.hide_at_border(k, tile.work, block);
         let state = RowState::new(k, self.cta.scores.to_exponent);
         state.clear(k);
         state.absorb(k, &self.scores, false);
@@ -714,7 +724,8 @@ impl<'a> Consumer<'a> {
     }
 
     /// The blocks of a tile after its first, from the last down: those at a border masked, the others not.
-    fn other_blocks(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
+    fn other_blocks(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
+        let work = tile.work;
         let config = self.cta.config;
         let bounded_right = config.causal || config.window;
         if bounded_right {
@@ -726,7 +737,7 @@ impl<'a> Consumer<'a> {
                     };
                     k.setp(Compare::Gt, block, border)
                 },
-                |k| self.block(k, work, block, true),
+                |k| self.block(k, tile, block, true),
             );
         }
         k.while_(
@@ -737,15 +748,15 @@ impl<'a> Consumer<'a> {
                 }
                 _ => k.setp(Compare::Gt, block, 0),
             },
-            |k| self.block(k, work, block, false),
+            |k| self.block(k, tile, block, false),
         );
         if let Some(lowest) = work.lowest {
-            k.while_(|k| k.setp(Compare::Gt, block, lowest), |k| self.block(k, work, block, true));
+            k.while_(|k| k.setp(Compare::Gt, block, lowest), |k| self.block(k, tile, block, true));
         }
     }
 
     /// The next block: its scores beside the product with the values of the one before.
-    fn block(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, masked: bool) {
+    fn block(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, masked: bool) {
         let config = self.cta.config;
         k.sub_to(block, block, 1);
         self.in_turn(k, |k| {
@@ -755,11 +766,12 @@ impl<'a> Consumer<'a> {
             self.add_values(k);
         });
         k.wgmma_wait(1);
-        self.scored(k, work, block);
+        self.scored(k, tile.work, block);
+        self.modify(k, tile, block);
         if masked {
-            self.hide(k, work, block);
+            self.hide(k, tile.work, block);
         }
-        let rescale = self.state.absorb(k, &self.scores, !config.causal && !config.window);
+        let rescale = self.state.absorb(k, &self.scores, !config.causal && !config.window && !config.alibi);
         k.wgmma_wait(0);
         self.valued(k);
         self.scores.narrow_to(k, config.dtype, &self.p);
@@ -809,6 +821,21 @@ impl<'a> Consumer<'a> {
         self.cta.values.advance(k, self.at_values);
     }
 
+    /// The key of the thread's first column.
+    fn column(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) -> Reg<S32> {
+        let key = work.key(k, block, self.cta.config.tiles.block_kv);
+        k.mad(self.quad.place.cast::<S32>(), 2, key)
+    }
+
+    /// Products become scores, where that takes more than a factor.
+    fn modify(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
+        let Config { softcap, alibi, .. } = *self.cta.config;
+        if softcap || alibi {
+            let column = self.column(k, tile.work, block);
+            self.cta.scores.modify(k, &self.scores, tile.alibi.as_ref(), column);
+        }
+    }
+
     /// Hides keys where the block is at a border, which the first block of a tile may or may not be.
     fn hide_at_border(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
         let mut at_border = k.setp(Compare::Ge, block, work.right_border);
@@ -819,8 +846,7 @@ impl<'a> Consumer<'a> {
     }
 
     fn hide(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
-        let key = work.key(k, block, self.cta.config.tiles.block_kv);
-        let column = k.mad(self.quad.place.cast::<S32>(), 2, key);
+        let column = self.column(k, work, block);
         let row = k.add(work.row, self.row);
         let seen = [0, 8].map(|offset| {
             let row = k.add(row, offset);

@@ -82,7 +82,13 @@ pub fn candidates(
         let Ok(own) = planner.clone().untuned().stratum(stratum).plan(problem, layout) else { continue };
         let own = of(own);
         for tiles in grid() {
-            match kernels::configure(stratum, problem, Target::best(hardware.sm), layout, &kernels::Options { tiles: Some(tiles), ..Default::default() }) {
+            match kernels::configure(
+                stratum,
+                problem,
+                Target::best(hardware.sm),
+                layout,
+                &kernels::Options { tiles: Some(tiles), ..Default::default() },
+            ) {
                 Err(_) => pruned.refused += 1,
                 Ok(_) if (stratum, tiles) == (kept[0].plan.stratum(), kept[0].plan.tiles()) => {}
                 Ok(config) => {

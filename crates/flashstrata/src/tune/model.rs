@@ -122,7 +122,8 @@ mod tests {
             let (block_q, block_kv, threads) = tiles;
             let options = kernels::Options { tiles: Some(Tiles { block_q, block_kv, threads }), ..Default::default() };
             let target = arch::Target::best(hardware.sm);
-            let config = kernels::configure(stratum, &problem, target, &Layout::contiguous(&problem), &options).unwrap();
+            let config =
+                kernels::configure(stratum, &problem, target, &Layout::contiguous(&problem), &options).unwrap();
             super::clocks(&hardware, &problem, stratum, &config)
         };
         let spec = || ProblemSpec::new(4, 16, 4096, 64);
