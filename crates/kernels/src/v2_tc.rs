@@ -67,13 +67,17 @@ impl Geometry {
         let product = Product::of(config.dtype, config.tf32);
         let mut geometry = Self { queries, keys, values, columns, product, stages: 2, fragments, ctas: 1, held: 0 };
 
-        let registers = |ctas: u32| (limits.registers / (ctas * threads) / 8 * 8).min(limits.max_registers_per_thread);
+        // A warp's registers are those of one of four partitions.
+        let registers = |ctas: u32| {
+            let warps = (ctas * threads / WARP).div_ceil(PARTITIONS);
+            (limits.registers / PARTITIONS / (warps * WARP) / 8 * 8).min(limits.max_registers_per_thread)
+        };
         let shared = |geometry: &Self, ctas: u32| {
             ctas * (geometry.bytes() + limits.shared_reserved_per_block) <= limits.shared_bytes
         };
         let needed = geometry.accumulators() + geometry.others();
         // Where another CTA would leave just what is needed, the assembler spills.
-        let roomy = needed + ROOM + if config.split { 2 * ROOM } else { 0 };
+        let roomy = needed + ROOM + if config.softcap || config.alibi { 2 * ROOM } else { 0 };
         while registers(geometry.ctas + 1) >= roomy && shared(&geometry, geometry.ctas + 1) {
             geometry.ctas += 1;
         }
@@ -110,6 +114,9 @@ impl Geometry {
         12 * parts * self.fragments + 4 * parts * AHEAD as u32 + 20
     }
 }
+
+/// Parts of a multiprocessor that schedule warps, each with a quarter of the registers.
+const PARTITIONS: u32 = 4;
 
 /// Registers beside what is needed without which there is no further CTA.
 const ROOM: u32 = 16;
