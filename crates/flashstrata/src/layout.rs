@@ -64,6 +64,16 @@ pub enum LayoutError {
         /// The least.
         least: u64,
     },
+    /// A tensor that begins inside an element.
+    #[error("{argument} is at address {address:#x}: it must be a multiple of the {least} bytes of an element")]
+    Address {
+        /// Which tensor.
+        argument: &'static str,
+        /// Where it begins.
+        address: u64,
+        /// Bytes of an element.
+        least: u64,
+    },
     /// A tensor that ends past every address.
     #[error("{argument} reaches over {bytes} bytes: the most is {}", i64::MAX)]
     Size {
@@ -95,6 +105,10 @@ pub fn layout(
     let mut addresses = 16;
     for (argument, view, expected, strides) in views {
         *strides = strides_of(argument, view, problem.dtype, expected)?;
+        let (address, least) = (view.address, problem.dtype.bytes() as u64);
+        if !address.is_multiple_of(least) {
+            return Err(LayoutError::Address { argument, address, least });
+        }
         addresses |= view.address;
     }
     layout.alignment = 1 << addresses.trailing_zeros();
@@ -218,6 +232,10 @@ mod tests {
             layout(&problem, &View { address: 257, ..q }, &k, &k, &q),
             layout(&problem, &q, &View { strides: &[i64::MAX, 32, 16, 1], ..k }, &k, &q),
         ];
+        let aligned = Layout { alignment: 3, ..Layout::contiguous(&problem) };
+        assert!(
+            check(&problem, &aligned).unwrap_err().to_string().starts_with("alignment is 3: it must be a power of two")
+        );
         insta::assert_snapshot!(wrong.map(|result| result.unwrap_err().to_string()).join("\n"));
     }
 

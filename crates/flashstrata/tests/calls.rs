@@ -192,7 +192,8 @@ fn bad_input_is_named_and_nothing_is_written() {
     say("a packed batch on a stratum without", packed_plan.unwrap_err().into());
 
     // Device memory.
-    let attention = device.load(plan).unwrap();
+    let planner = device.planner().stratum(Stratum::V2Kt);
+    let attention = device.load(planner.plan(&problem, &Layout::contiguous(&problem)).unwrap()).unwrap();
     let (dq, dk) = (stream.upload(&q).unwrap(), stream.upload(&k).unwrap());
     let mut dout = stream.upload(&out).unwrap();
     let mut dlse = stream.upload(&lse).unwrap();

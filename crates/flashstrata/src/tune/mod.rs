@@ -22,9 +22,11 @@
 //! }
 //!
 //! let problem = Problem::builder(1, 8, 512, 64).build()?;
-//! let planner = Planner::new(Hardware::from(flashstrata::Gpu::find("T4")?));
-//! let found = candidates(&planner, &problem, &Layout::contiguous(&problem), &TuneOptions::default())?;
-//! let tuned = tune(&found, &mut Pretend(Vec::new()), &TuneOptions::default(), Watch::default())?;
+//! // A measurement belongs to a driver, whose compiler makes the machine code.
+//! let hardware = Hardware { driver: Some("580.65.06".into()), ..Hardware::from(flashstrata::Gpu::find("T4")?) };
+//! let options = TuneOptions { per_stratum: 3, rounds: 5 };
+//! let found = candidates(&Planner::new(hardware), &problem, &Layout::contiguous(&problem), &options)?;
+//! let tuned = tune(&found, &mut Pretend(Vec::new()), &options, Watch::default())?;
 //! assert!(tuned.entry.median_ms <= tuned.entry.default_ms);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
