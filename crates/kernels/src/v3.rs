@@ -27,8 +27,8 @@ const REGISTERS: [(u32, u32); 3] = [(56, 256), (24, 240), (32, 160)];
 /// The same where the loading warpgroup copies by itself.
 const REGISTERS_BY_THREADS: [(u32, u32); 3] = [(56, 256), (40, 232), (32, 160)];
 
-/// Threads that copy a row of a slab, a chunk each.
-const ROW_THREADS: u32 = 2 * SLAB / mma::CHUNK;
+/// Rows of a tile that the loading warpgroup copies at once: a thread for each chunk of a slab's row.
+const ROW_STEP: u32 = WARPGROUP * mma::CHUNK / (2 * SLAB);
 
 /// Those of a configuration.
 fn registers(config: &Config) -> (u32, u32) {
@@ -421,8 +421,11 @@ struct Gather<'a> {
 struct Gathered {
     tensor: Strided,
     copies: Copies,
-    /// This thread's first row.
+    /// Rows of a tile.
+    rows: u32,
+    /// This thread's first row of a tile, and the byte in it.
     row: Reg<U32>,
+    column: Reg<ptx::U64>,
     /// Bytes from one of its rows to the next.
     step: Reg<ptx::U64>,
 }
@@ -434,9 +437,10 @@ impl Gathered {
         let row_bytes = bytes(tile.columns);
         let tile = mma::Tile { rows: tile.rows, row_bytes };
         let copies = Copies::new(k, thread, WARPGROUP, tile, bytes(columns), cta.config.piece);
-        let row = k.shr(thread, ROW_THREADS.ilog2());
-        let step = k.mul(tensor.row, u64::from(WARPGROUP / ROW_THREADS));
-        Self { tensor, copies, row, step }
+        // Every slab is of one width.
+        let (row, column) = copies.places(k)[0];
+        let step = k.mul(tensor.row, u64::from(ROW_STEP));
+        Self { tensor, copies, rows: tile.rows, row, column, step }
     }
 
     /// Begins to bring rows from `first` on of a sequence of `length` rows, the first of which is row `begin`.
@@ -449,16 +453,20 @@ impl Gathered {
         (first, length): (Reg<S32>, Reg<S32>),
     ) {
         let left = k.sub(length, first);
+        // The thread's last row, which is asked for first.
         let row = k.add(first, self.row.cast::<S32>());
+        let last = self.rows - ROW_STEP;
+        let row = k.add(row, last as i32);
         let row = match begin {
             None => row,
             Some(begin) => k.add(row, begin),
         };
         let head = self.tensor.of_head(k, batch, head);
+        let head = k.add(head, self.column);
         let mut address = self.tensor.of_row(k, head, row);
         let fetched = self.copies.fetch(k, to, None, |k, _, offset| {
-            if offset > 0 {
-                address = k.add(address, self.step);
+            if offset < last {
+                address = k.sub(address, self.step);
             }
             let row = k.add(self.row, offset).cast::<S32>();
             (address, Some(k.setp(Compare::Lt, row, left)))
