@@ -123,7 +123,9 @@ impl Planner {
                 {
                     Why::FewQueries { queries: problem.seqlen_q }
                 }
-                Ok(_) if stratum == Stratum::V2Tc && problem.dtype == Dtype::F32 && self.stratum.is_none() => Why::Rounds,
+                Ok(_) if stratum == Stratum::V2Tc && problem.dtype == Dtype::F32 && self.stratum.is_none() => {
+                    Why::Rounds
+                }
                 Ok(kernels) => match self.not_worth_it(stratum, problem, kernels.config.tiles) {
                     None => return done(kernels, chosen_by, passed_over),
                     Some(why) => why,
@@ -179,7 +181,9 @@ pub enum Why {
         queries: usize,
     },
     /// It is less exact than f32 is.
-    #[error("v2_tc multiplies f32 as three products of tf32, 2 units in the last place off: it is taken where it is asked for")]
+    #[error(
+        "v2_tc multiplies f32 as three products of tf32, 2 units in the last place off: it is taken where it is asked for"
+    )]
     Rounds,
     /// Transposing the keys does not pay.
     #[error("seqlen_q is {queries}: transposing the keys pays for more than one tile of {block_q} queries")]
