@@ -4,6 +4,7 @@
 //! whose key was seen before takes the compiled kernels as they are.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -253,12 +254,15 @@ impl PyDevice {
                 operands
             };
             let mut streams = locked(&self.streams);
-            if !streams.contains_key(&stream) {
-                // SAFETY: torch's streams, and the default one, are those of the primary context, and stay.
-                let borrowed = unsafe { self.device.borrow_stream(stream as *mut c_void) }.map_err(python_error)?;
-                streams.insert(stream, borrowed);
-            }
-            streams[&stream].enqueue(&attention, operands).map_err(python_error)
+            let stream = match streams.entry(stream) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => {
+                    // SAFETY: torch's streams, and the default one, are those of the primary context, and stay.
+                    let borrowed = unsafe { self.device.borrow_stream(stream as *mut c_void) };
+                    new.insert(borrowed.map_err(python_error)?)
+                }
+            };
+            stream.enqueue(&attention, operands).map_err(python_error)
         })
     }
 
@@ -277,11 +281,9 @@ impl PyDevice {
         let problem: Problem = problem.parse().map_err(|error: flashstrata::ParseProblemError| value(&error))?;
         let stratum = stratum.map(parse_stratum).transpose()?;
         let tensor = |shape: Vec<usize>, bytes: &[u8]| Tensor::from_bytes(problem.dtype, &shape, bytes.to_vec());
-        let inputs = Inputs {
-            q: tensor(problem.q_shape(), q).map_err(|error| value(&error))?,
-            k: tensor(problem.k_shape(), k).map_err(|error| value(&error))?,
-            v: tensor(problem.v_shape(), v).map_err(|error| value(&error))?,
-        };
+        let tensor = |shape, bytes| tensor(shape, bytes).map_err(|error| value(&error));
+        let (q, k, v) = (tensor(problem.q_shape(), q)?, tensor(problem.k_shape(), k)?, tensor(problem.v_shape(), v)?);
+        let inputs = Inputs { q, k, v, descales: None };
         let outputs = py.detach(|| -> Result<_, Error> {
             let planner = self.device.planner();
             let planner = match stratum {

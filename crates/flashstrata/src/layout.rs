@@ -64,6 +64,16 @@ pub enum LayoutError {
         /// The least.
         least: u64,
     },
+    /// A tensor that begins inside an element.
+    #[error("{argument} is at address {address:#x}: it must be a multiple of the {least} bytes of an element")]
+    Address {
+        /// Which tensor.
+        argument: &'static str,
+        /// Where it begins.
+        address: u64,
+        /// Bytes of an element.
+        least: u64,
+    },
     /// A tensor that ends past every address.
     #[error("{argument} reaches over {bytes} bytes: the most is {}", i64::MAX)]
     Size {
@@ -94,7 +104,12 @@ pub fn layout(
     ];
     let mut addresses = 16;
     for (argument, view, expected, strides) in views {
-        *strides = strides_of(argument, view, dtype_of(problem, argument), expected)?;
+        let dtype = dtype_of(problem, argument);
+        *strides = strides_of(argument, view, dtype, expected)?;
+        let (address, least) = (view.address, dtype.bytes() as u64);
+        if !address.is_multiple_of(least) {
+            return Err(LayoutError::Address { argument, address, least });
+        }
         addresses |= view.address;
     }
     layout.alignment = 1 << addresses.trailing_zeros();
@@ -154,6 +169,9 @@ pub(crate) fn check(problem: &Problem, layout: &Layout) -> Result<(), LayoutErro
     let mut steps = vec![("tokens", out.seq, tokens(problem, "out")), ("heads", out.head, problem.heads_q)];
     if problem.varlen.is_none() {
         steps.push(("batch entries", out.batch, problem.batch));
+    }
+    if steps.iter().any(|&(_, _, extent)| extent == 0) {
+        return Ok(());
     }
     steps.retain(|&(_, _, extent)| extent > 1);
     steps.sort_by_key(|&(_, stride, _)| stride);
@@ -223,6 +241,10 @@ mod tests {
             layout(&problem, &View { address: 257, ..q }, &k, &k, &q),
             layout(&problem, &q, &View { strides: &[i64::MAX, 32, 16, 1], ..k }, &k, &q),
         ];
+        let aligned = Layout { alignment: 3, ..Layout::contiguous(&problem) };
+        assert!(
+            check(&problem, &aligned).unwrap_err().to_string().starts_with("alignment is 3: it must be a power of two")
+        );
         insta::assert_snapshot!(wrong.map(|result| result.unwrap_err().to_string()).join("\n"));
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use arch::{BlockResources, Occupancy, OccupancyError, Target};
 use kernels::plan::LaunchPlan;
-use kernels::{Layout, PlanError, Problem, Stratum, Tiles};
+use kernels::{Dtype, Layout, PlanError, Problem, Stratum, Tiles};
 use thiserror::Error;
 
 use crate::hardware::Hardware;
@@ -24,8 +24,8 @@ pub const WORKSPACE_ALIGNMENT: u64 = 256;
 /// let problem = Problem::builder(1, 8, 2048, 64).causal().build()?;
 /// let planner = Planner::new(Hardware::from(flashstrata::Gpu::find("T4")?));
 /// let plan = planner.plan(&problem, &Layout::contiguous(&problem))?;
-/// assert_eq!(plan.stratum(), Stratum::V2Tc);
-/// assert_eq!(plan.workspace_bytes(), 0);
+/// assert_eq!(plan.stratum(), Stratum::V2Kt);
+/// assert_eq!(plan.workspace_bytes(), 8 * 2048 * 64 * 4);          // the transposed keys
 /// assert_eq!(plan.passed_over[0].stratum, Stratum::V3);            // and why
 /// assert_eq!(plan.passed_over[0].why.to_string(), "target is sm_75: v3 needs sm_90 or later");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -113,7 +113,7 @@ impl Planner {
                     of(stratum, None).map_or_else(Why::Refused, |_| Why::MeasuredSlower { chosen: entry.stratum });
                 passed_over.push(PassedOver { stratum, why });
             }
-            return done(kernels, ChosenBy::Measurement(entry), passed_over);
+            return done(kernels, ChosenBy::Measurement(Box::new(entry)), passed_over);
         }
         let chosen_by = if self.tiles.is_some() { ChosenBy::Caller } else { ChosenBy::Default };
         for stratum in self.candidates() {
@@ -122,6 +122,9 @@ impl Planner {
                     if stratum == Stratum::V3 && self.stratum.is_none() && of(Stratum::V2Tc, None).is_ok_and(fills) =>
                 {
                     Why::FewQueries { queries: problem.seqlen_q }
+                }
+                Ok(_) if stratum == Stratum::V2Tc && problem.dtype == Dtype::F32 && self.stratum.is_none() => {
+                    Why::Rounds
                 }
                 Ok(kernels) => match self.not_worth_it(stratum, problem, kernels.config.tiles) {
                     None => return done(kernels, chosen_by, passed_over),
@@ -177,6 +180,11 @@ pub enum Why {
         /// Queries.
         queries: usize,
     },
+    /// It is less exact than f32 is.
+    #[error(
+        "v2_tc multiplies f32 as three products of tf32, 2 units in the last place off: it is taken where it is asked for"
+    )]
+    Rounds,
     /// Transposing the keys does not pay.
     #[error("seqlen_q is {queries}: transposing the keys pays for more than one tile of {block_q} queries")]
     TooFewQueries {
@@ -238,7 +246,7 @@ pub enum ChosenBy {
     /// The caller gave the tiles.
     Caller,
     /// The tuning table.
-    Measurement(Entry),
+    Measurement(Box<Entry>),
 }
 
 impl fmt::Display for ChosenBy {
@@ -413,7 +421,7 @@ impl fmt::Display for Plan {
 #[cfg(test)]
 mod tests {
     use arch::Gpu;
-    use kernels::{Dtype, Mask, ProblemSpec};
+    use kernels::{Mask, ProblemSpec};
 
     use super::*;
 

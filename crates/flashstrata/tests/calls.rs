@@ -64,7 +64,7 @@ fn calls_on_device_memory_are_right_and_reuse_workspaces() {
     // One stream for all, so that its own workspace has been others' before.
     for (spec, stratum) in [
         (ProblemSpec::new(1, 2, 70, 40).causal(), Stratum::V2Kt),
-        (ProblemSpec::new(2, 2, 33, 16).dtype(Dtype::F16), Stratum::V2Kt),
+        (ProblemSpec::new(2, 2, 33, 16).dtype(Dtype::F16), Stratum::V2Tc),
         (ProblemSpec { seqlen_q: 3, ..ProblemSpec::new(1, 4, 100, 24) }.heads_kv(2), Stratum::V2),
     ] {
         let problem = spec.build().unwrap();
@@ -192,7 +192,8 @@ fn bad_input_is_named_and_nothing_is_written() {
     say("a packed batch on a stratum without", packed_plan.unwrap_err().into());
 
     // Device memory.
-    let attention = device.load(plan).unwrap();
+    let planner = device.planner().stratum(Stratum::V2Kt);
+    let attention = device.load(planner.plan(&problem, &Layout::contiguous(&problem)).unwrap()).unwrap();
     let (dq, dk) = (stream.upload(&q).unwrap(), stream.upload(&k).unwrap());
     let mut dout = stream.upload(&out).unwrap();
     let mut dlse = stream.upload(&lse).unwrap();

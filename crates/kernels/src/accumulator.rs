@@ -377,10 +377,10 @@ impl RowState {
         k.mov_to(self.scale, scale);
     }
 
-    /// One that holds nothing yet, of scores that are to be multiplied by another scale, if any.
+    /// One that holds nothing yet, of scores that are to be multiplied by another scale.
     #[track_caller]
-    pub fn another(&self, k: &mut KernelBuilder, scale: Option<Reg<F32>>) -> Self {
-        Self::new(k, scale.unwrap_or(self.scale), self.top)
+    pub fn another(&self, k: &mut KernelBuilder, scale: Reg<F32>) -> Self {
+        Self::new(k, scale, self.top)
     }
 
     /// The state before any key.

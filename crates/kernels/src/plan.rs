@@ -109,6 +109,8 @@ impl Stratum {
                     Feature::Gqa,
                     Feature::HeadDimV,
                     Feature::CrossLength,
+                    Feature::Softcap,
+                    Feature::Alibi,
                     Feature::Varlen,
                     Feature::Strided,
                 ],

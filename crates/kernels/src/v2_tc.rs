@@ -67,12 +67,18 @@ impl Geometry {
         let product = Product::of(config.dtype, config.tf32);
         let mut geometry = Self { queries, keys, values, columns, product, stages: 2, fragments, ctas: 1, held: 0 };
 
-        let registers = |ctas: u32| (limits.registers / (ctas * threads) / 8 * 8).min(limits.max_registers_per_thread);
+        // A warp's registers are those of one of four partitions.
+        let registers = |ctas: u32| {
+            let warps = (ctas * threads / WARP).div_ceil(PARTITIONS);
+            (limits.registers / PARTITIONS / (warps * WARP) / 8 * 8).min(limits.max_registers_per_thread)
+        };
         let shared = |geometry: &Self, ctas: u32| {
             ctas * (geometry.bytes() + limits.shared_reserved_per_block) <= limits.shared_bytes
         };
         let needed = geometry.accumulators() + geometry.others();
-        while registers(geometry.ctas + 1) >= needed && shared(&geometry, geometry.ctas + 1) {
+        // Where another CTA would leave just what is needed, the assembler spills.
+        let roomy = needed + ROOM + if config.softcap || config.alibi { 2 * ROOM } else { 0 };
+        while registers(geometry.ctas + 1) >= roomy && shared(&geometry, geometry.ctas + 1) {
             geometry.ctas += 1;
         }
         while geometry.stages < MOST_STAGES && shared(&Self { stages: geometry.stages + 1, ..geometry }, geometry.ctas)
@@ -109,8 +115,14 @@ impl Geometry {
     }
 }
 
+/// Parts of a multiprocessor that schedule warps, each with a quarter of the registers.
+const PARTITIONS: u32 = 4;
+
+/// Registers beside what is needed without which there is no further CTA.
+const ROOM: u32 = 16;
+
 /// Registers that the assembler is left beside what is needed before queries stay in some.
-const SPARE: u32 = 16;
+const SPARE: u32 = 36;
 
 /// The most stages of the ring: a tile more than two blocks ahead is not needed sooner.
 const MOST_STAGES: u32 = 4;
@@ -125,6 +137,10 @@ pub fn default_tiles(sm: arch::Sm, problem: &Problem) -> Tiles {
         // Of few queries, tiles that are not half empty.
         (_, _) if rows <= 32 && !(columns > 128 && is_small(sm)) => Tiles { block_q: 32, block_kv: 64, threads: 64 },
         (_, 0..=128) if rows <= 64 => Tiles { block_q: 64, block_kv: 64, threads: 128 },
+        // What scores and packed batches need beside takes registers of its own.
+        (_, 65..=128) if problem.softcap.is_some() || problem.alibi_slopes.is_some() || problem.varlen.is_some() => {
+            Tiles { block_q: 64, block_kv: 64, threads: 128 }
+        }
         _ => tiles_of(sm, columns),
     }
 }
@@ -151,6 +167,8 @@ pub fn tiles_of(sm: arch::Sm, columns: u32) -> Tiles {
     match columns {
         0..=64 => Tiles { block_q: 128, block_kv: 64, threads: 128 },
         65..=128 if small => Tiles { block_q: 64, block_kv: 64, threads: 128 },
+        // Before Hopper the assembler spills some with blocks of 64 keys.
+        65..=128 if sm < arch::Sm::Sm90 => Tiles { block_q: 128, block_kv: 32, threads: 128 },
         65..=128 => Tiles { block_q: 128, block_kv: 64, threads: 128 },
         _ if small => Tiles { block_q: 64, block_kv: 32, threads: 128 },
         _ => Tiles { block_q: 128, block_kv: 64, threads: 256 },
@@ -587,7 +605,7 @@ impl<'a> Ring<'a> {
         let values = stream(k, values, geometry.values, config.head_dim_v);
         let ring = Self { warp, keys, values, stage: k.mov(0) };
         for tile in 0..geometry.stages - 1 {
-            let kind = if tile % 2 == 0 { Kind::Keys } else { Kind::Values };
+            let kind = if tile.is_multiple_of(2) { Kind::Keys } else { Kind::Values };
             let to = k.add(warp.ring, tile * geometry.stage());
             ring.fetch(k, kind, to, (work.last, tile / 2), tile < 2).put(k);
         }
@@ -646,7 +664,7 @@ impl<'a> Ring<'a> {
         let to = k.add(self.warp.ring, before);
         // So many tiles further on, keys and values in turn.
         let tile = geometry.stages - 1 + u32::from(kind == Kind::Values);
-        let next = if tile % 2 == 0 { Kind::Keys } else { Kind::Values };
+        let next = if tile.is_multiple_of(2) { Kind::Keys } else { Kind::Values };
         let above = tile / 2;
         let mut fetched = self.fetch(k, next, to, (block, above), border && above == 0);
         if k.target().supports(Feature::CpAsync) {

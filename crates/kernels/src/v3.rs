@@ -23,7 +23,7 @@ use crate::hopper::{
 };
 use crate::results::{Place, Results};
 use crate::schedule::{Schedule, Work};
-use crate::scores::Scores;
+use crate::scores::{Alibi, Scores};
 use crate::strided::Strided;
 use crate::tile::SharedMemory;
 use crate::{Dtype, Mask, PlanError, Problem, mma};
@@ -35,8 +35,8 @@ const REGISTERS: [(u32, u32); 3] = [(56, 256), (24, 240), (32, 160)];
 /// The same where the loading warpgroup copies by itself.
 const REGISTERS_BY_THREADS: [(u32, u32); 3] = [(56, 256), (40, 232), (32, 160)];
 
-/// Threads that copy a row of a slab, a chunk each.
-const ROW_THREADS: u32 = SLAB_ROW / mma::CHUNK;
+/// Rows of a tile that the loading warpgroup copies at once: a thread for each chunk of a slab's row.
+const ROW_STEP: u32 = WARPGROUP * mma::CHUNK / SLAB_ROW;
 
 /// Those of a configuration.
 fn registers(config: &Config) -> (u32, u32) {
@@ -529,8 +529,11 @@ struct Gather<'a> {
 struct Gathered {
     tensor: Strided,
     copies: Copies,
-    /// This thread's first row.
+    /// Rows of a tile.
+    rows: u32,
+    /// This thread's first row of a tile, and the byte in it.
     row: Reg<U32>,
+    column: Reg<U64>,
     /// Bytes from one of its rows to the next.
     step: Reg<U64>,
 }
@@ -542,9 +545,10 @@ impl Gathered {
         let row_bytes = bytes(tile.columns);
         let tile = mma::Tile { rows: tile.rows, row_bytes };
         let copies = Copies::new(k, thread, WARPGROUP, tile, bytes(columns), cta.config.piece);
-        let row = k.shr(thread, ROW_THREADS.ilog2());
-        let step = k.mul(tensor.row, u64::from(WARPGROUP / ROW_THREADS));
-        Self { tensor, copies, row, step }
+        // Every slab is of one width.
+        let (row, column) = copies.places(k)[0];
+        let step = k.mul(tensor.row, u64::from(ROW_STEP));
+        Self { tensor, copies, rows: tile.rows, row, column, step }
     }
 
     /// Begins to bring rows from `first` on of a sequence of `length` rows, the first of which is row `begin`.
@@ -557,16 +561,20 @@ impl Gathered {
         (first, length): (Reg<S32>, Reg<S32>),
     ) {
         let left = k.sub(length, first);
+        // The thread's last row, which is asked for first.
         let row = k.add(first, self.row.cast::<S32>());
+        let last = self.rows - ROW_STEP;
+        let row = k.add(row, last as i32);
         let row = match begin {
             None => row,
             Some(begin) => k.add(row, begin),
         };
         let head = self.tensor.of_head(k, batch, head);
+        let head = k.add(head, self.column);
         let mut address = self.tensor.of_row(k, head, row);
         let fetched = self.copies.fetch(k, to, None, |k, _, offset| {
-            if offset > 0 {
-                address = k.add(address, self.step);
+            if offset < last {
+                address = k.sub(address, self.step);
             }
             let row = k.add(self.row, offset).cast::<S32>();
             (address, Some(k.setp(Compare::Lt, row, left)))
@@ -673,6 +681,14 @@ impl DescaleParams {
             k.ld(Pointer::<Global>::at(place))
         })
     }
+}
+
+/// The tile that a warpgroup computes.
+struct Current<'w> {
+    work: &'w Work,
+    /// How products become its scores.
+    scores: Scores,
+    alibi: Option<Alibi>,
 }
 
 /// A warpgroup that computes.
@@ -782,26 +798,31 @@ impl<'a> Consumer<'a> {
             |k| {
                 let work = schedule.work(k, tile);
                 let descales = self.cta.descales.as_ref().map(|descales| descales.of(k, &work));
-                let scale = descales.map(|[q, keys, _]| {
-                    let scale = k.mul(q, keys);
-                    k.mul(scale, self.cta.scores.to_exponent)
-                });
-                let place_of = |work: &Work| Place::of(work).scaled(descales.map(|[.., v]| v));
+                let scores = match descales {
+                    None => self.cta.scores,
+                    Some([q, keys, _]) => {
+                        let descale = k.mul(q, keys);
+                        self.cta.scores.scaled(k, descale)
+                    }
+                };
+                let own_place = Place::of(&work).scaled(descales.map(|[.., v]| v));
                 let nothing = work.sees_nothing(k);
                 k.if_else(
                     nothing,
-                    |k| self.store_nothing(k, &place_of(&work)),
+                    |k| self.store_nothing(k, &own_place),
                     |k| {
+                        let alibi = scores.alibi(k, schedule, &work, self.row);
+                        let tile = Current { work: &work, scores, alibi };
                         let block = k.mov(work.last);
                         k.if_else(
                             under_way,
-                            |k| self.begin_beside(k, &work, block, &place, scale),
-                            |k| self.begin(k, &work, block, scale),
+                            |k| self.begin_beside(k, &tile, block, &place),
+                            |k| self.begin(k, &tile, block),
                         );
-                        place.set(k, &place_of(&work));
+                        place.set(k, &own_place);
                         self.out.clear(k);
                         k.mov_p_to(under_way, true);
-                        self.other_blocks(k, &work, block);
+                        self.other_blocks(k, &tile, block);
                         self.queries.advance(k, self.at_queries);
                     },
                 );
@@ -829,31 +850,25 @@ impl<'a> Consumer<'a> {
         });
     }
 
-    /// The first block of the first tile. Of 8-bit inputs, each head has its own `scale`.
-    fn begin(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, scale: Option<Reg<F32>>) {
+    /// The first block of the first tile.
+    fn begin(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
         self.in_turn(k, |k| {
             self.queries.wait_full(k, self.at_queries);
             self.cta.keys.wait_full(k, self.at_keys);
             self.score(k);
         });
         k.wgmma_wait(0);
-        self.scored(k, work, block);
-        self.hide_at_border(k, work, block);
+        self.scored(k, tile.work, block);
+        self.modify(k, tile, block);
+        self.hide_at_border(k, tile.work, block);
         self.state.clear(k);
-        self.set_scale(k, scale);
+        self.set_scale(k, tile);
         self.state.absorb(k, &self.scores, false);
         self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
     }
 
     /// The first block of a tile, beside the last product of the one before, whose output is stored.
-    fn begin_beside(
-        &self,
-        k: &mut KernelBuilder,
-        work: &Work,
-        block: Reg<S32>,
-        before: &Place,
-        scale: Option<Reg<F32>>,
-    ) {
+    fn begin_beside(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, before: &Place) {
         self.in_turn(k, |k| {
             self.queries.wait_full(k, self.at_queries);
             self.cta.keys.wait_full(k, self.at_keys);
@@ -862,9 +877,10 @@ impl<'a> Consumer<'a> {
             self.add_values(k);
         });
         k.wgmma_wait(1);
-        self.scored(k, work, block);
-        self.hide_at_border(k, work, block);
-        let state = self.state.another(k, scale);
+        self.scored(k, tile.work, block);
+        self.modify(k, tile, block);
+        self.hide_at_border(k, tile.work, block);
+        let state = self.state.another(k, tile.scores.to_exponent);
         state.clear(k);
         state.absorb(k, &self.scores, false);
         k.wgmma_wait(0);
@@ -872,17 +888,19 @@ impl<'a> Consumer<'a> {
         self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
         self.store(k, before, &self.state);
         self.state.set(k, &state);
-        self.set_scale(k, scale);
+        self.set_scale(k, tile);
     }
 
-    fn set_scale(&self, k: &mut KernelBuilder, scale: Option<Reg<F32>>) {
-        if let Some(scale) = scale {
-            self.state.set_scale(k, scale);
+    /// Of 8-bit inputs, each head has its own scale.
+    fn set_scale(&self, k: &mut KernelBuilder, tile: &Current) {
+        if self.cta.descales.is_some() {
+            self.state.set_scale(k, tile.scores.to_exponent);
         }
     }
 
     /// The blocks of a tile after its first, from the last down: those at a border masked, the others not.
-    fn other_blocks(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
+    fn other_blocks(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
+        let work = tile.work;
         let config = self.cta.config;
         let bounded_right = config.causal || config.window;
         if bounded_right {
@@ -894,7 +912,7 @@ impl<'a> Consumer<'a> {
                     };
                     k.setp(Compare::Gt, block, border)
                 },
-                |k| self.block(k, work, block, true),
+                |k| self.block(k, tile, block, true),
             );
         }
         k.while_(
@@ -905,15 +923,15 @@ impl<'a> Consumer<'a> {
                 }
                 _ => k.setp(Compare::Gt, block, 0),
             },
-            |k| self.block(k, work, block, false),
+            |k| self.block(k, tile, block, false),
         );
         if let Some(lowest) = work.lowest {
-            k.while_(|k| k.setp(Compare::Gt, block, lowest), |k| self.block(k, work, block, true));
+            k.while_(|k| k.setp(Compare::Gt, block, lowest), |k| self.block(k, tile, block, true));
         }
     }
 
     /// The next block: its scores beside the product with the values of the one before.
-    fn block(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, masked: bool) {
+    fn block(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, masked: bool) {
         let config = self.cta.config;
         k.sub_to(block, block, 1);
         self.in_turn(k, |k| {
@@ -923,11 +941,12 @@ impl<'a> Consumer<'a> {
             self.add_values(k);
         });
         k.wgmma_wait(1);
-        self.scored(k, work, block);
+        self.scored(k, tile.work, block);
+        self.modify(k, tile, block);
         if masked {
-            self.hide(k, work, block);
+            self.hide(k, tile.work, block);
         }
-        let rescale = self.state.absorb(k, &self.scores, !config.causal && !config.window);
+        let rescale = self.state.absorb(k, &self.scores, !config.causal && !config.window && !config.alibi);
         k.wgmma_wait(0);
         self.valued(k);
         self.scores.narrow_to(k, config.dtype, &self.p);
@@ -977,6 +996,21 @@ impl<'a> Consumer<'a> {
         self.cta.values.advance(k, self.at_values);
     }
 
+    /// The key of the thread's first column.
+    fn column(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) -> Reg<S32> {
+        let key = work.key(k, block, self.cta.config.tiles.block_kv);
+        k.mad(self.quad.place.cast::<S32>(), 2, key)
+    }
+
+    /// Products become scores, where that takes more than a factor.
+    fn modify(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
+        let Config { softcap, alibi, .. } = *self.cta.config;
+        if softcap || alibi {
+            let column = self.column(k, tile.work, block);
+            tile.scores.modify(k, &self.scores, tile.alibi.as_ref(), column);
+        }
+    }
+
     /// Hides keys where the block is at a border, which the first block of a tile may or may not be.
     fn hide_at_border(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
         let mut at_border = k.setp(Compare::Ge, block, work.right_border);
@@ -987,8 +1021,7 @@ impl<'a> Consumer<'a> {
     }
 
     fn hide(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
-        let key = work.key(k, block, self.cta.config.tiles.block_kv);
-        let column = k.mad(self.quad.place.cast::<S32>(), 2, key);
+        let column = self.column(k, work, block);
         let row = k.add(work.row, self.row);
         let seen = [0, 8].map(|offset| {
             let row = k.add(row, offset);
