@@ -258,7 +258,7 @@ fn plain_row(
 mod tests {
     use super::*;
     use crate::problem::tests::any_spec;
-    use crate::{Dtype, Mask, ProblemSpec};
+    use crate::{Descales, Dtype, Mask, ProblemSpec};
     use proptest::prelude::*;
 
     /// Attention as the contract's sentences say it, element by element.
@@ -269,6 +269,10 @@ mod tests {
             tensor.get(&index[usize::from(problem.varlen.is_some())..]).unwrap()
         };
         let kv_head = head / (problem.heads_q / problem.heads_kv);
+        let [q_descale, k_descale, v_descale] = match &inputs.descales {
+            Some(Descales { q, k, v }) => [q, k, v].map(|descale| descale.get(&[entry, kv_head]).unwrap()),
+            None => [1.0; 3],
+        };
         let offset = keys.len() as i64 - queries.len() as i64;
         let (mut out, mut lse) = (Vec::new(), Vec::new());
         for i in 0..queries.len() as i64 {
@@ -282,7 +286,7 @@ mod tests {
                     at(&inputs.q, queries.start + i as usize, head, c)
                         * at(&inputs.k, keys.start + j as usize, kv_head, c)
                 });
-                let score = problem.scale() * products.sum::<f64>();
+                let score = problem.scale() * q_descale * k_descale * products.sum::<f64>();
                 let capped = problem.softcap.map_or(score, |c| f64::from(c) * (score / f64::from(c)).tanh());
                 capped - f64::from(problem.slope(entry, head)) * (i + offset - j).abs() as f64
             };
@@ -291,7 +295,7 @@ mod tests {
             let sum: f64 = scores.iter().map(|s| (s.1 - maximum).exp()).sum();
             for c in 0..problem.head_dim_v {
                 let weighted = scores.iter().map(|(j, score)| {
-                    (score - maximum).exp() / sum * at(&inputs.v, keys.start + *j as usize, kv_head, c)
+                    (score - maximum).exp() / sum * v_descale * at(&inputs.v, keys.start + *j as usize, kv_head, c)
                 });
                 out.push(weighted.sum());
             }
