@@ -163,9 +163,10 @@ impl Device {
     /// `raw` is a `CUstream` of this GPU's primary context (PyTorch's are), and outlives the result and its buffers.
     pub unsafe fn borrow_stream(&self, raw: *mut c_void) -> Result<Stream, Error> {
         match &self.kind {
-            // SAFETY: the caller vouches for the stream.
             Kind::Cuda(context) => {
-                Ok(Stream::new(self.clone(), Backing::Cuda(unsafe { cuda::Stream::borrow(context, raw) })))
+                // SAFETY: the caller vouches for the stream.
+                let stream = unsafe { cuda::Stream::borrow(context, raw) };
+                Ok(Stream::new(self.clone(), Backing::Cuda(stream)))
             }
             Kind::Emulated(_) => Err(Error::Emulated { what: "a CUstream to borrow" }),
         }

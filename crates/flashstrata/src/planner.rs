@@ -101,7 +101,7 @@ impl Planner {
                     of(stratum, None).map_or_else(Why::Refused, |_| Why::MeasuredSlower { chosen: entry.stratum });
                 passed_over.push(PassedOver { stratum, why });
             }
-            return done(kernels, ChosenBy::Measurement(entry), passed_over);
+            return done(kernels, ChosenBy::Measurement(Box::new(entry)), passed_over);
         }
         let chosen_by = if self.tiles.is_some() { ChosenBy::Caller } else { ChosenBy::Default };
         for stratum in self.candidates() {
@@ -208,7 +208,7 @@ pub enum ChosenBy {
     /// The caller gave the tiles.
     Caller,
     /// The tuning table.
-    Measurement(Entry),
+    Measurement(Box<Entry>),
 }
 
 impl fmt::Display for ChosenBy {

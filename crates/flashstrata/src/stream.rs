@@ -48,17 +48,19 @@ impl Backend for Backing {
     }
 
     fn free(&mut self, address: u64) -> Result<(), Error> {
-        Ok(match self {
+        match self {
             Backing::Cuda(stream) => stream.free(address)?,
             Backing::Emulator(device) => device.free(address)?,
-        })
+        }
+        Ok(())
     }
 
     fn write(&mut self, address: u64, contents: &[u8]) -> Result<(), Error> {
-        Ok(match self {
+        match self {
             Backing::Cuda(stream) => stream.write(address, contents)?,
             Backing::Emulator(device) => device.write(address, contents)?,
-        })
+        }
+        Ok(())
     }
 
     fn read(&mut self, address: u64, bytes: u64) -> Result<Vec<u8>, Error> {
