@@ -1,6 +1,6 @@
 //! The library for Python: what `flashstrata/*.py` calls.
 //!
-//! Tensors come as `(address, shape, strides)`, strides in elements. Everything a kernel's code depends on is a [`Key`]; a call
+//! Tensors come as `(address, shape, strides)`, strides in elements. Everything a kernel's code depends on is a `Key`; a call
 //! whose key was seen before takes the compiled kernels as they are.
 
 use std::collections::HashMap;

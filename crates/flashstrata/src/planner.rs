@@ -123,7 +123,12 @@ impl Planner {
                 {
                     Why::FewQueries { queries: problem.seqlen_q }
                 }
-                Ok(_) if stratum == Stratum::V2Tc && problem.dtype == Dtype::F32 && self.stratum.is_none() => {
+                Ok(_)
+                    if stratum == Stratum::V2Tc
+                        && problem.dtype == Dtype::F32
+                        && self.stratum.is_none()
+                        && Stratum::ON_CUDA_CORES.into_iter().any(|exact| of(exact, self.tiles).is_ok()) =>
+                {
                     Why::Rounds
                 }
                 Ok(kernels) => match self.not_worth_it(stratum, problem, kernels.config.tiles) {

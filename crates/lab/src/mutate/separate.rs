@@ -383,8 +383,6 @@ mod tests {
 
     #[test]
     fn a_loop_leads_back() {
-        let round = "again: ld.shared.u32 %r1, [%s+512]; bar.sync 0; st.shared.u32 [%a], %t;";
-        assert_eq!(idle(&format!("{round} setp.lt.u32 %q, %r1, 9; @%q bra again;")), [true]);
         let round = "again: ld.shared.u32 %r1, [%s]; st.shared.u32 [%a+512], %t; bar.sync 0; st.shared.u32 [%a], %t;";
         assert_eq!(idle(&format!("{round} setp.lt.u32 %q, %r1, 9; @%q bra again;")), [false]);
     }

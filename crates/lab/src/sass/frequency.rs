@@ -111,7 +111,14 @@ pub(super) fn unrolled(kernel: &Kernel, code: &[SassInstruction], blocks: &[Bloc
                         let inside = code[(*around).clone()].iter().filter(|one| body.contains(&one.position)).count();
                         2 * inside > around.len()
                     });
-                    copies.push(Copies { blocks: straight.clone(), count, around: around.cloned() });
+                    // Of code that is in no loop, a block around which a branch leads, or that leads around, runs by itself.
+                    let anchored = |index: &usize| {
+                        let anchor =
+                            |one: &SassInstruction| anchors.iter().any(|&(position, _)| one.position == position);
+                        code[blocks[*index].instructions.clone()].iter().any(anchor)
+                    };
+                    let own = straight.iter().copied().filter(|index| around.is_some() || anchored(index));
+                    copies.push(Copies { blocks: own.collect(), count, around: around.cloned() });
                 }
             }
             (copies.iter().map(|copies| copies.count).sum::<u64>() > 1).then_some(Unrolled {

@@ -12,7 +12,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::{Checked, Outcome};
 
-/// What a random problem was drawn as: a kind of each dimension that varies.
+/// What a random problem was drawn as: a kind of each thing that varies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traits([&'static str; DIMENSIONS.len()]);
 
