@@ -50,11 +50,6 @@ fn v2_tc_passes_the_cases_on_hopper() {
     cases(Sm::Sm90, Dtype::Bf16, Policy::Random(2));
 }
 
-#[test]
-fn v2_tc_passes_the_cases_in_f32() {
-    cases(Sm::Sm80, Dtype::F32, Policy::Lazy);
-}
-
 fn computed(
     sm: Sm,
     problem: &Problem,
