@@ -465,8 +465,12 @@ impl RowState {
 
     /// What is added to a scaled score so that the exponent of `max` is `top`.
     fn base(&self, k: &mut KernelBuilder, max: Reg<F32>) -> Reg<F32> {
+        if self.top == 0.0 {
+            let base = k.mul(max, self.scale);
+            return k.neg(base);
+        }
         let negative = k.neg(max);
-        if self.top == 0.0 { k.mul(negative, self.scale) } else { k.fma(negative, self.scale, self.top) }
+        k.fma(negative, self.scale, self.top)
     }
 
     /// What is to be multiplied to sums that were counted from `before`.
@@ -493,9 +497,11 @@ impl RowState {
                 k.rcp_approx(sum)
             });
             let lse = [0, 1].map(|row| {
-                let log = k.lg2(sums[row]);
-                let base = self.base(k, self.max[row]);
-                let log = k.sub(log, base);
+                let mut log = k.lg2(sums[row]);
+                if self.top != 0.0 {
+                    log = k.sub(log, self.top);
+                }
+                let log = k.fma(self.max[row], self.scale, log);
                 k.mul(log, LN_2)
             });
             (inverse, lse)
