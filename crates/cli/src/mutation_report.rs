@@ -14,8 +14,8 @@ const COLUMNS: [&str; 10] =
 
 fn cells(tally: &Tally) -> Vec<String> {
     let elsewhere = tally.found - tally.on_line - tally.relying;
-    let Tally { all, found, on_line, relying, wrong, unexplained, equivalent, never_met, not_run } = *tally;
-    [all, found, on_line, relying, elsewhere, wrong, unexplained, equivalent, never_met, not_run].map(count).to_vec()
+    let Tally { all, found, on_line, relying, wrong, unexplained, equivalent, by_runs, not_run } = *tally;
+    [all, found, on_line, relying, elsewhere, wrong, unexplained, equivalent, by_runs, not_run].map(count).to_vec()
 }
 
 /// The report on several kernels, by the names they were asked for.

@@ -69,6 +69,9 @@ pub struct ProbeArguments {
     /// Try N schedules: eager, lazy, then random ones.
     #[arg(long, value_name = "N")]
     pub shake: Option<u32>,
+    /// Look for races between CTAs on global memory too; every byte's accesses are remembered, which takes time and memory.
+    #[arg(long)]
+    pub global_races: bool,
     /// Warp instructions that a CTA may execute before it is taken for hung.
     #[arg(long, value_name = "N")]
     pub budget: Option<u64>,
@@ -111,6 +114,7 @@ impl ProbeArguments {
             seed: self.seed,
             policy: self.policy,
             shake: self.shake,
+            global_races: self.global_races.then_some(true),
             budget: self.budget,
             memory: self.memory,
             sample: self.sample,

@@ -172,25 +172,29 @@ fn totals(out: &mut String, counted: &Counted, style: Style) {
             limits.blocks,
         ),
     );
-    let sass = match counted.sass_warp_instructions {
-        Some(instructions) => format!("{} (sass)", count(instructions)),
+    let sass = match &counted.sass {
+        Some(sass) => format!("{} (sass)", count(sass.warp_instructions)),
         None => "sass unknown without ptxas and nvdisasm".into(),
     };
     paragraph(out, "  ", &format!("Warp instructions: {} (ptx), {sass}.", count(ptx.warp_instructions)));
     let traffic = counted.evidence.traffic();
     let (mut sectors, mut ideal) = (0, 0);
     for (instruction, counted) in launch.instructions() {
-        if matches!(Access::of(instruction), Some(Access::GlobalLoad | Access::GlobalStore | Access::Copy)) {
+        if Access::of(instruction).is_some_and(Access::is_global) {
             sectors += counted.sectors;
             ideal += counted.sectors_ideal;
         }
     }
     let dram = launch.model.dram;
+    let atomics = match merged.global_atomic_requests {
+        0 => String::new(),
+        requests => format!(", and {} atomic ones,", count(requests)),
+    };
     paragraph(
         out,
         "  ",
         &format!(
-            "Global memory: {} load and {} store requests move {} sectors, {}; their bytes would fill {}. Distinct bytes {}, DRAM \
+            "Global memory: {} load and {} store requests{atomics} move {} sectors, {}; their bytes would fill {}. Distinct bytes {}, DRAM \
              bytes (modelled) {}.",
             count(merged.global_load_requests),
             count(merged.global_store_requests),
@@ -203,6 +207,12 @@ fn totals(out: &mut String, counted: &Counted, style: Style) {
     );
     shared_memory(out, "loads", &ptx, &merged);
     shared_memory(out, "stores", &ptx, &merged);
+    shared_memory(out, "atomics", &ptx, &merged);
+    if let Some(differ) = counted.sass.as_ref().map(|sass| made_otherwise(sass, &merged)).filter(|all| !all.is_empty())
+    {
+        let text = format!("The machine code (sass) makes other numbers of {}.", differ.join(", "));
+        paragraph(out, "  ", &text);
+    }
     paragraph(
         out,
         "  ",
@@ -215,15 +225,37 @@ fn totals(out: &mut String, counted: &Counted, style: Style) {
     );
 }
 
+/// The accesses that the assembler made less or more often than the PTX says, with how often.
+fn made_otherwise(sass: &Counters, merged: &Counters) -> Vec<String> {
+    let requests = |of: &Counters| {
+        [
+            ("global loads", of.global_load_requests),
+            ("global stores", of.global_store_requests),
+            ("global atomics", of.global_atomic_requests),
+            ("shared loads", of.shared_load_instructions),
+            ("shared stores", of.shared_store_instructions),
+            ("shared atomics", of.shared_atomic_instructions),
+        ]
+    };
+    let pairs = requests(sass).into_iter().zip(requests(merged));
+    let differ = pairs.filter(|(made, stated)| made.1 != stated.1);
+    differ.map(|((name, made), (_, stated))| format!("{name} ({} for {})", count(made), count(stated))).collect()
+}
+
 fn shared_memory(out: &mut String, what: &str, ptx: &Counters, merged: &Counters) {
     let of = |counters: &Counters| match what {
         "loads" => {
             (counters.shared_load_instructions, counters.shared_load_wavefronts, counters.shared_load_wavefronts_ideal)
         }
-        _ => (
+        "stores" => (
             counters.shared_store_instructions,
             counters.shared_store_wavefronts,
             counters.shared_store_wavefronts_ideal,
+        ),
+        _ => (
+            counters.shared_atomic_instructions,
+            counters.shared_atomic_wavefronts,
+            counters.shared_atomic_wavefronts_ideal,
         ),
     };
     let (requests, wavefronts, ideal) = of(merged);

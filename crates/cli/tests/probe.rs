@@ -243,6 +243,18 @@ fn bad_input_is_refused_with_a_reason() {
     strata(&[good, "--grid", "1", "--arg", "buf:f32:1000000000:zeros", "--arg", "u32:0", "--json", "-"]).success();
 }
 
+/// Two CTAs write their numbers to the same place, which only who asks for is told.
+#[test]
+fn races_between_ctas_are_an_option() {
+    let body = "ld.param.u64 %rd1, [x];\nmov.u32 %r1, %tid.x;\nmov.u32 %r2, %ctaid.x;\nmul.wide.u32 %rd2, %r1, 4;\n\
+                add.u64 %rd1, %rd1, %rd2;\nst.global.u32 [%rd1], %r2;";
+    let (_folder, path) = file("race.ptx", ptx(body));
+    let arguments = [path.to_str().unwrap(), "--grid", "2", "--arg", "buf:u32:64:uninit", "--arg", "u32:0"];
+    strata(&arguments).success();
+    let assert = strata(&[&arguments[..], &["--global-races"]].concat()).code(1);
+    assert!(text(&assert.get_output().stderr).contains("global race"));
+}
+
 #[test]
 fn a_million_instructions_end_in_time() {
     let mut body = String::new();

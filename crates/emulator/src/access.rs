@@ -172,12 +172,17 @@ fn before_write(
     site: &Site,
 ) -> Result<Overwrites, Fail> {
     let pattern = &worker.shapes[memory as usize].patterns[shape];
-    let watched = !worker.flights.is_empty();
+    let (watched, copied) = (!worker.flights.is_empty(), !worker.unwaited.is_empty());
     worker.before.clear();
     for &(word, bits) in &pattern.words {
         let word = (i64::from(first / 64) + word) as usize;
         if watched && let Some(reader) = worker.flights.reader_of(word, bits) {
             return Err(overwritten(worker.job, reader, site));
+        }
+        // What a copy in flight will write counts as unwritten.
+        let missing = bits & !worker.written[word];
+        if copied && missing != 0 {
+            worker.not_in_flight(word, missing, site)?;
         }
         worker.before.push(word_at(&worker.shared, word));
     }
@@ -231,6 +236,24 @@ fn changed(before: &[u8; 64], after: &[u8; 64]) -> u64 {
 #[cold]
 fn overwritten(job: &crate::run::Job<'_>, (position, address): (usize, u64), site: &Site) -> Fail {
     site.fail(FaultKind::WgmmaOverwritten { address, wgmma: job.instruction(position) }, 0)
+}
+
+impl Worker<'_> {
+    /// Checks that no `cp.async` in flight will write these bytes of a word: until it is waited for nothing orders its write and
+    /// others, those of its own thread included (PTX ISA 9.7.9.25.2).
+    #[cold]
+    fn not_in_flight(&self, word: usize, bits: u64, site: &Site) -> Result<(), Fail> {
+        let addresses =
+            (0..16).filter(|group| bits >> (4 * group) & 0xf != 0).map(|group| 64 * word as u32 + 4 * group);
+        for address in addresses {
+            if let Some(&copy) = self.unwaited.get(&address) {
+                let (first, second) = ("an asynchronous copy".into(), format!("warp {}", site.warp));
+                let other = self.job.instruction(copy as usize);
+                return Err(site.fail(FaultKind::Race { address: address.into(), first, second, other }, 0));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Notes who touches what, for the race check between lanes.
@@ -1130,6 +1153,7 @@ pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask
             position: memory.position,
         });
     }
+    copies.iter().for_each(|copy| worker.leave_stale(copy));
     if worker.job.completes_now() || (worker.job.is_random() && worker.draw().is_multiple_of(2)) {
         copies.iter().for_each(|copy| worker.deliver(site.warp, copy));
         return Ok(());

@@ -12,6 +12,7 @@ use crate::mbarrier::Place;
 use crate::options::Policy;
 use crate::race::{Access, Clock};
 use crate::reduce::Reduce;
+use crate::stale::StaleCopies;
 use crate::warp::{State, Wait, Warp};
 
 /// Where bytes go.
@@ -374,6 +375,12 @@ impl Worker<'_> {
         let copy = copy.map(|position| position as usize).or_else(|| self.copies.writing(self.rank, address, bytes));
         if let Some(position) = copy {
             return FaultKind::Unwaited { address: address.into(), bytes, copy: self.job.instruction(position) };
+        }
+        let left = |stale: &StaleCopies| {
+            (address & !3..address + bytes).step_by(4).find_map(|word| stale.of((self.rank, word)))
+        };
+        if let Some(position) = self.stale.as_ref().and_then(left) {
+            return FaultKind::StaleCopy { address: address.into(), bytes, copy: self.job.instruction(position) };
         }
         if let Some((&at, _)) = self.mbarriers.range(..address + bytes).next_back().filter(|(at, _)| hits(**at, 8)) {
             return FaultKind::MbarrierBytes { address: at };

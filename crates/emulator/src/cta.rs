@@ -14,6 +14,7 @@ use crate::race::{Access, Clock, Expand, Race, Races, Read};
 use crate::report::InstructionCounters;
 use crate::run::Job;
 use crate::small::RegisterRequest;
+use crate::stale::StaleCopies;
 use crate::tensor::Flights;
 use crate::traffic::Touched;
 use crate::warp::{PendingCopy, State, Wait, Warp};
@@ -95,6 +96,8 @@ pub(crate) struct Worker<'a> {
     pub races: Races,
     /// Where races between lanes are looked for.
     pub lane_races: Option<LaneRaces>,
+    /// Where what copies leave of earlier ones is looked for.
+    pub stale: Option<StaleCopies>,
     pub flights: Flights,
     pub random: u64,
     pub barriers: Vec<Barrier>,
@@ -143,6 +146,7 @@ impl<'a> Worker<'a> {
             local: vec![0; program.local_bytes as usize * 32 * warps],
             races: Races::default(),
             lane_races: job.options.lane_races.then(LaneRaces::default),
+            stale: job.options.stale_copies.then(StaleCopies::default),
             flights: Flights::default(),
             random: 0,
             barriers: vec![Barrier::default(); BARRIERS as usize],
@@ -169,6 +173,9 @@ impl<'a> Worker<'a> {
         self.races.reset(self.peers.len(), self.warps.len(), self.job.shared_bytes);
         if let Some(races) = &mut self.lane_races {
             races.reset(self.peers.len() * self.job.warps());
+        }
+        if let Some(stale) = &mut self.stale {
+            stale.reset();
         }
         self.cluster_barrier = ClusterBarrier::default();
         self.copies.clear();

@@ -618,7 +618,7 @@ impl Worker<'_> {
         map::replace(&mut blob, field, dimension, new).map_err(refuse)?;
         let mask = 1 << lane;
         for write in [false, true] {
-            self.map_between_lanes(warp.index, own, (mask, write, false), position)?;
+            self.map_between_lanes(warp.index, own, (mask, write), position)?;
         }
         self.shared[own as usize..(own + bytes) as usize].copy_from_slice(&blob);
         for (word, bits) in crate::copy::words(own as usize, bytes as usize) {
@@ -632,18 +632,19 @@ impl Worker<'_> {
         &mut self,
         warp: usize,
         address: u32,
-        (mask, write, shared_out): (u32, bool, bool),
+        (mask, write): (u32, bool),
         position: usize,
     ) -> Result<(), FaultKind> {
         if self.lane_races.is_none() {
             return Ok(());
         }
         let bytes = TensorMap::BYTES as u32;
-        let access = LaneAccess { addresses: &[address; 32], mask, bytes, write, shared_out, position };
+        let access = LaneAccess { addresses: &[address; 32], mask, bytes, write, shared_out: false, position };
         self.note_between_lanes(warp, &access).map_err(|fail| fail.0)
     }
 
-    /// `tensormap.cp_fenceproxy` (PTX ISA 9.7.13.15.19): copies a map from shared to global memory and releases it.
+    /// `tensormap.cp_fenceproxy` (PTX ISA 9.7.13.15.19): copies a map from shared to global memory and releases it. It is `.sync`: the
+    /// lanes wait for each other, so that it copies what any of them wrote.
     fn publish_map(
         &mut self,
         warp: &mut Warp,
@@ -659,7 +660,6 @@ impl Worker<'_> {
         for (word, bits) in crate::copy::words(from as usize, bytes as usize) {
             self.races.note_at(warp.index, self.rank, (word, bits), Access::Read, position);
         }
-        self.map_between_lanes(warp.index, from, (1 << lane, false, true), position)?;
         let (address, _) = self.generic(warp, to, lane);
         if !address.is_multiple_of(64) {
             return Err(FaultKind::CopyAlignment { space: "global", address, multiple: 64 });

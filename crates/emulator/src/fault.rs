@@ -113,6 +113,9 @@ kinds! {
     Unwaited { address: u64, bytes: u32, copy: String }, "unwaited",
         "{bytes} bytes at shared address {address:#x} are read before their copy was waited for; the copy is {copy}",
         "Wait for the copy (its mbarrier's phase, or its group and then a barrier) before the read.";
+    StaleCopy { address: u64, bytes: u32, copy: String }, "stale_copy",
+        "{bytes} bytes at shared address {address:#x} are read that an earlier copy left there, because the last one to this place is shorter; it is {copy}",
+        "Copy all that is read, where the rest is not meant to stay.";
     Race { address: u64, first: String, second: String, other: String }, "race",
         "race on shared address {address:#x}: {first} and {second} access it without a barrier in between, and at least one writes; the other access is {other}",
         "Put a barrier, or an mbarrier's arrival and wait, between the two.";

@@ -47,6 +47,7 @@ pub struct Run {
     budget: Option<u64>,
     global_races: bool,
     lane_races: bool,
+    stale_copies: bool,
     arguments: Vec<NamedArgument>,
     expectations: Vec<Expectation>,
     counts: Vec<Count>,
@@ -252,6 +253,7 @@ pub fn emulate(call: &Call<'_>) -> Result<Outcome, Stop> {
     options.budget_per_cta = call.run.budget.unwrap_or(options.budget_per_cta);
     options.global_races = call.run.global_races;
     options.lane_races = call.run.lane_races;
+    options.stale_copies = call.run.stale_copies;
     let report = run(&placed.memory, &call.launch(&placed.addresses), &options)?;
     let counters = [Level::Ptx, Level::Merged].map(|level| report.counters(call.kernel, level));
     Ok(Outcome { buffers: placed.buffers()?, counters: Some(counters) })
@@ -280,6 +282,7 @@ impl FileTest {
             budget: None,
             global_races: false,
             lane_races: false,
+            stale_copies: false,
             arguments: Vec::new(),
             expectations: Vec::new(),
             counts: Vec::new(),
@@ -345,6 +348,7 @@ impl FileTest {
                 "shared" => run.dynamic_shared = number()? as u32,
                 "races" if value == "global" => run.global_races = true,
                 "races" if value == "lanes" => run.lane_races = true,
+                "copies" if value == "stale" => run.stale_copies = true,
                 "budget" => run.budget = Some(number()?),
                 "policy" => {
                     run.policy = match value.split_once(':') {
@@ -359,7 +363,7 @@ impl FileTest {
                 "kernel" => kernel = Some(value),
                 _ => {
                     return Err(format!(
-                        "there is no setting `{key}`; there are sm, grid, block, cluster, shared, policy, budget, races=global, races=lanes and kernel"
+                        "there is no setting `{key}`; there are sm, grid, block, cluster, shared, policy, budget, races=global, races=lanes, copies=stale and kernel"
                     ));
                 }
             }

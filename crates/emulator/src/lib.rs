@@ -42,6 +42,7 @@ mod report;
 mod run;
 mod scalar;
 mod small;
+mod stale;
 mod tensor;
 mod tensor_box;
 mod traffic;

@@ -218,7 +218,7 @@ fn works<'a>(kernel: &'a Kernel, report: &'a Report, gpu: &'a Gpu) -> impl Itera
                 None => work.unrated = work.tensor > 0.0,
             }
         }
-        if matches!(Access::of(instruction), Some(Access::GlobalLoad | Access::GlobalStore | Access::Copy)) {
+        if Access::of(instruction).is_some_and(Access::is_global) {
             work.sector_bytes = 32.0 * merged.sectors as f64;
         }
         work

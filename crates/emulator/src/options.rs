@@ -43,6 +43,9 @@ pub struct Options<'a> {
     pub global_races: bool,
     /// Whether to look for races between lanes of one warp on shared memory. It takes memory and time, as above.
     pub lane_races: bool,
+    /// Whether bytes that a `cp.async` leaves of an earlier, longer one to the same place count as unwritten. A working kernel may
+    /// read them: this is to be asked when a result is wrong.
+    pub stale_copies: bool,
     /// Worker threads; 0 for one per core.
     pub threads: usize,
     /// Set to true by someone else to stop the run early.
@@ -62,6 +65,7 @@ impl Options<'_> {
             watch: &[],
             global_races: false,
             lane_races: false,
+            stale_copies: false,
             threads: 0,
             cancel: None,
             progress: None,

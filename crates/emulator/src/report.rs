@@ -61,6 +61,20 @@ impl AddAssign for InstructionCounters {
 }
 
 impl InstructionCounters {
+    /// What a part of the requests counts, where all count alike.
+    pub fn of_requests(self, requests: u64) -> Self {
+        let part = |n: u64| (u128::from(n) * u128::from(requests) / u128::from(self.requests.max(1))) as u64;
+        Self {
+            requests: part(self.requests),
+            sectors: part(self.sectors),
+            sectors_ideal: part(self.sectors_ideal),
+            wavefronts: part(self.wavefronts),
+            wavefronts_ideal: part(self.wavefronts_ideal),
+            bytes: part(self.bytes),
+            ..self
+        }
+    }
+
     /// What `times` executions count that each count this.
     pub(crate) fn times(self, times: u64) -> Self {
         Self {
@@ -172,6 +186,8 @@ pub struct Counters {
     pub global_load_sectors: u64,
     pub global_store_requests: u64,
     pub global_store_sectors: u64,
+    pub global_atomic_requests: u64,
+    pub global_atomic_sectors: u64,
     pub shared_load_instructions: u64,
     pub shared_load_wavefronts: u64,
     pub shared_load_wavefronts_ideal: u64,
@@ -180,6 +196,9 @@ pub struct Counters {
     pub shared_store_wavefronts: u64,
     pub shared_store_wavefronts_ideal: u64,
     pub shared_store_bank_conflicts: u64,
+    pub shared_atomic_instructions: u64,
+    pub shared_atomic_wavefronts: u64,
+    pub shared_atomic_wavefronts_ideal: u64,
     pub cp_async_instructions: u64,
     pub bulk_load_requests: u64,
     pub bulk_load_sectors: u64,
@@ -199,12 +218,16 @@ pub struct Counters {
 pub enum Access {
     /// `ld.global`, or a generic load.
     GlobalLoad,
-    /// `st.global`, atomics and reductions on global memory, or a generic store.
+    /// `st.global`, or a generic store.
     GlobalStore,
+    /// An atomic or a reduction on global memory, or a generic one.
+    GlobalAtomic,
     /// `ld.shared`.
     SharedLoad,
-    /// `st.shared`, atomics and reductions on shared memory.
+    /// `st.shared`.
     SharedStore,
+    /// An atomic or a reduction on shared memory.
+    SharedAtomic,
     /// `cp.async`: reads global memory, writes shared memory.
     Copy,
     /// A bulk or tensor copy to shared memory. These go past the load and store units, and their counters are their own.
@@ -232,15 +255,35 @@ impl Access {
                 instruction.has(Modifier::CompleteTxBytes).then_some(Self::BulkLoad)
             }
             Opcode::Ld if shared => Some(Self::SharedLoad),
-            Opcode::St | Opcode::Atom | Opcode::Red if shared => Some(Self::SharedStore),
+            Opcode::St if shared => Some(Self::SharedStore),
+            Opcode::Atom | Opcode::Red if shared => Some(Self::SharedAtomic),
             Opcode::Ld | Opcode::St if other.iter().any(|&space| instruction.has(space)) => None,
             Opcode::Ld => Some(Self::GlobalLoad),
-            Opcode::St | Opcode::Atom | Opcode::Red => Some(Self::GlobalStore),
+            Opcode::St => Some(Self::GlobalStore),
+            Opcode::Atom | Opcode::Red => Some(Self::GlobalAtomic),
             Opcode::CpAsync if shared => Some(Self::Copy),
             Opcode::Ldmatrix => Some(Self::MatrixLoad),
             Opcode::Stmatrix => Some(Self::MatrixStore),
             _ => None,
         }
+    }
+
+    /// Whether its lanes access global memory, each at an address of its own.
+    pub const fn is_global(self) -> bool {
+        matches!(self, Self::GlobalLoad | Self::GlobalStore | Self::GlobalAtomic | Self::Copy)
+    }
+
+    /// Whether its lanes access shared memory, each at an address of its own.
+    pub const fn is_shared(self) -> bool {
+        matches!(
+            self,
+            Self::SharedLoad
+                | Self::SharedStore
+                | Self::SharedAtomic
+                | Self::MatrixLoad
+                | Self::MatrixStore
+                | Self::Copy
+        )
     }
 }
 
@@ -299,6 +342,8 @@ impl AddAssign for Counters {
         self.global_load_sectors += other.global_load_sectors;
         self.global_store_requests += other.global_store_requests;
         self.global_store_sectors += other.global_store_sectors;
+        self.global_atomic_requests += other.global_atomic_requests;
+        self.global_atomic_sectors += other.global_atomic_sectors;
         self.shared_load_instructions += other.shared_load_instructions;
         self.shared_load_wavefronts += other.shared_load_wavefronts;
         self.shared_load_wavefronts_ideal += other.shared_load_wavefronts_ideal;
@@ -307,6 +352,9 @@ impl AddAssign for Counters {
         self.shared_store_wavefronts += other.shared_store_wavefronts;
         self.shared_store_wavefronts_ideal += other.shared_store_wavefronts_ideal;
         self.shared_store_bank_conflicts += other.shared_store_bank_conflicts;
+        self.shared_atomic_instructions += other.shared_atomic_instructions;
+        self.shared_atomic_wavefronts += other.shared_atomic_wavefronts;
+        self.shared_atomic_wavefronts_ideal += other.shared_atomic_wavefronts_ideal;
         self.cp_async_instructions += other.cp_async_instructions;
         self.bulk_load_requests += other.bulk_load_requests;
         self.bulk_load_sectors += other.bulk_load_sectors;
@@ -345,6 +393,15 @@ impl Counters {
                 self.global_store_requests += counted.requests;
                 self.global_store_sectors += counted.sectors;
             }
+            Some(Access::GlobalAtomic) => {
+                self.global_atomic_requests += counted.requests;
+                self.global_atomic_sectors += counted.sectors;
+                // There is none on 16 bits alone: it is a loop that reads a word, then compares and swaps it until nobody came between.
+                if instruction.ty().is_some_and(|ty| ty.bytes() == 2) {
+                    self.global_load_requests += counted.requests;
+                    self.global_load_sectors += counted.sectors;
+                }
+            }
             Some(Access::SharedLoad | Access::MatrixLoad) => {
                 match access {
                     Some(Access::MatrixLoad) => self.ldmatrix_instructions += counted.requests,
@@ -362,6 +419,11 @@ impl Counters {
                 self.shared_store_wavefronts += counted.wavefronts;
                 self.shared_store_wavefronts_ideal += counted.wavefronts_ideal;
                 self.shared_store_bank_conflicts += counted.wavefronts - counted.wavefronts_ideal;
+            }
+            Some(Access::SharedAtomic) => {
+                self.shared_atomic_instructions += counted.requests;
+                self.shared_atomic_wavefronts += counted.wavefronts;
+                self.shared_atomic_wavefronts_ideal += counted.wavefronts_ideal;
             }
             Some(Access::Copy) => {
                 self.cp_async_instructions += counted.executions;
@@ -383,7 +445,7 @@ impl Counters {
     }
 
     /// Each counter with its name.
-    pub const fn named(&self) -> [(&'static str, u64); 26] {
+    pub const fn named(&self) -> [(&'static str, u64); 31] {
         [
             ("warp_instructions", self.warp_instructions),
             ("thread_instructions", self.thread_instructions),
@@ -391,6 +453,8 @@ impl Counters {
             ("global_load_sectors", self.global_load_sectors),
             ("global_store_requests", self.global_store_requests),
             ("global_store_sectors", self.global_store_sectors),
+            ("global_atomic_requests", self.global_atomic_requests),
+            ("global_atomic_sectors", self.global_atomic_sectors),
             ("shared_load_instructions", self.shared_load_instructions),
             ("shared_load_wavefronts", self.shared_load_wavefronts),
             ("shared_load_wavefronts_ideal", self.shared_load_wavefronts_ideal),
@@ -399,6 +463,9 @@ impl Counters {
             ("shared_store_wavefronts", self.shared_store_wavefronts),
             ("shared_store_wavefronts_ideal", self.shared_store_wavefronts_ideal),
             ("shared_store_bank_conflicts", self.shared_store_bank_conflicts),
+            ("shared_atomic_instructions", self.shared_atomic_instructions),
+            ("shared_atomic_wavefronts", self.shared_atomic_wavefronts),
+            ("shared_atomic_wavefronts_ideal", self.shared_atomic_wavefronts_ideal),
             ("cp_async_instructions", self.cp_async_instructions),
             ("bulk_load_requests", self.bulk_load_requests),
             ("bulk_load_sectors", self.bulk_load_sectors),
@@ -424,6 +491,8 @@ impl Counters {
             global_load_sectors: scale(self.global_load_sectors),
             global_store_requests: scale(self.global_store_requests),
             global_store_sectors: scale(self.global_store_sectors),
+            global_atomic_requests: scale(self.global_atomic_requests),
+            global_atomic_sectors: scale(self.global_atomic_sectors),
             shared_load_instructions: scale(self.shared_load_instructions),
             shared_load_wavefronts: scale(self.shared_load_wavefronts),
             shared_load_wavefronts_ideal: scale(self.shared_load_wavefronts_ideal),
@@ -432,6 +501,9 @@ impl Counters {
             shared_store_wavefronts: scale(self.shared_store_wavefronts),
             shared_store_wavefronts_ideal: scale(self.shared_store_wavefronts_ideal),
             shared_store_bank_conflicts: scale(self.shared_store_bank_conflicts),
+            shared_atomic_instructions: scale(self.shared_atomic_instructions),
+            shared_atomic_wavefronts: scale(self.shared_atomic_wavefronts),
+            shared_atomic_wavefronts_ideal: scale(self.shared_atomic_wavefronts_ideal),
             cp_async_instructions: scale(self.cp_async_instructions),
             bulk_load_requests: scale(self.bulk_load_requests),
             bulk_load_sectors: scale(self.bulk_load_sectors),

@@ -202,7 +202,9 @@ fn collect(
             Some(Access::GlobalLoad | Access::Copy | Access::BulkLoad) => {
                 traffic.requested_read += counted.sectors * SECTOR
             }
-            Some(Access::GlobalStore | Access::BulkStore) => traffic.requested_written += counted.sectors * SECTOR,
+            Some(Access::GlobalStore | Access::GlobalAtomic | Access::BulkStore) => {
+                traffic.requested_written += counted.sectors * SECTOR
+            }
             _ => {}
         }
     }

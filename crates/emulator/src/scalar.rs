@@ -870,9 +870,13 @@ fn conversion(instruction: &Instruction) -> Result<Function, String> {
             }
         };
     }
-    macro_rules! to_integer {
+    // To an integer, or to one within a floating-point type of the same size.
+    macro_rules! to_whole {
         ($value:expr, $round:ident) => {
             match to {
+                Type::F64 => |a, _, _, _| f64::from($value(a).$round()).to_bits(),
+                Type::F32 => |a, _, _, _| bits($value(a).$round() as f32),
+                Type::F16 => |a, _, _, _| u64::from(f16::from_f64(f64::from($value(a).$round())).to_bits()),
                 Type::S8 => |a, _, _, _| u64::from($value(a).$round() as i8 as u8),
                 Type::U8 => |a, _, _, _| u64::from($value(a).$round() as u8),
                 Type::S16 => |a, _, _, _| u64::from($value(a).$round() as i16 as u16),
@@ -897,14 +901,10 @@ fn conversion(instruction: &Instruction) -> Result<Function, String> {
                 (Type::Bf16, Some(Modifier::Rn)) => {
                     |a, _, _, _| u64::from(bf16::from_f64(f64::from($value(a))).to_bits())
                 }
-                (Type::F32, Some(Modifier::Rni)) => |a, _, _, _| bits($value(a).round_ties_even() as f32),
-                (Type::F32, Some(Modifier::Rzi)) => |a, _, _, _| bits($value(a).trunc() as f32),
-                (Type::F32, Some(Modifier::Rmi)) => |a, _, _, _| bits($value(a).floor() as f32),
-                (Type::F32, Some(Modifier::Rpi)) => |a, _, _, _| bits($value(a).ceil() as f32),
-                (_, Some(Modifier::Rni)) => to_integer!($value, round_ties_even),
-                (_, Some(Modifier::Rzi)) => to_integer!($value, trunc),
-                (_, Some(Modifier::Rmi)) => to_integer!($value, floor),
-                (_, Some(Modifier::Rpi)) => to_integer!($value, ceil),
+                (_, Some(Modifier::Rni)) => to_whole!($value, round_ties_even),
+                (_, Some(Modifier::Rzi)) => to_whole!($value, trunc),
+                (_, Some(Modifier::Rmi)) => to_whole!($value, floor),
+                (_, Some(Modifier::Rpi)) => to_whole!($value, ceil),
                 _ => return Err("this rounding has no semantics here".into()),
             }
         };
@@ -979,6 +979,12 @@ mod tests {
         assert_eq!(run(Opcode::Cvt, "rzi.s32.f32", &[bits(-1.9)]) as u32 as i32, -1);
         assert_eq!(run(Opcode::Cvt, "rni.s32.f32", &[bits(2.5)]), 2);
         assert_eq!(run(Opcode::Cvt, "rzi.u32.f32", &[bits(-3.0)]), 0);
+        assert_eq!(run(Opcode::Cvt, "rzi.f64.f64", &[(-2.75f64).to_bits()]), (-2.0f64).to_bits());
+        assert_eq!(run(Opcode::Cvt, "rni.f32.f32", &[bits(3.5)]), bits(4.0));
+        assert_eq!(
+            run(Opcode::Cvt, "rpi.f16.f16", &[u64::from(f16::from_f32(0.25).to_bits())]),
+            u64::from(f16::ONE.to_bits())
+        );
         assert_eq!(run(Opcode::Cvt, "s64.s32", &[0xffff_fffe]), 0xffff_ffff_ffff_fffe);
         assert_eq!(run(Opcode::Cvt, "rn.f32.s32", &[0xffff_ffff]), bits(-1.0));
         assert_eq!(run(Opcode::Cvt, "rna.tf32.f32", &[bits(1.0 + 1.0 / 2048.0)]), bits(1.0 + 1.0 / 1024.0));

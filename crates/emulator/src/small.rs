@@ -88,6 +88,10 @@ pub(crate) enum SmallOp {
     Clock { shift: u32, destination: (u32, bool) },
     /// Both halves of a 128-bit value, each a wide register: from, to.
     Move128 { from: [u32; 2], to: [u32; 2] },
+    /// `mov` of a value into four parts (PTX ISA, `mov` that unpacks), the lowest first, each of so many bits.
+    Unpack { from: (u32, bool), bits: u32, parts: [(u32, bool); 4] },
+    /// `mov` of four parts into a value.
+    Pack { parts: [(u32, bool); 4], bits: u32, to: (u32, bool) },
     /// `setmaxnreg`: the registers a thread may have from now on.
     MaxRegisters { count: u32 },
 }
@@ -153,6 +157,19 @@ pub(crate) fn execute(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u
                 file.set_wide(place, values, mask);
             }
         }
+        SmallOp::Unpack { from, bits, parts } => {
+            let whole = file.full(from);
+            for (place, shift) in parts.into_iter().zip((0..).step_by(bits as usize)) {
+                file.set(place, whole.map(|whole| whole >> shift & ((1 << bits) - 1)), mask);
+            }
+        }
+        SmallOp::Pack { parts, bits, to } => {
+            let parts = parts.map(|part| file.full(part));
+            let whole = |lane: usize| {
+                parts.iter().rev().fold(0u64, |whole, part| whole << bits | part[lane] & ((1 << bits) - 1))
+            };
+            file.set(to, std::array::from_fn(whole), mask);
+        }
         SmallOp::MaxRegisters { count } => return max_registers(worker, warp, count, mask),
     }
     Ok(())
@@ -161,16 +178,17 @@ pub(crate) fn execute(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u
 /// Warps of a warpgroup.
 const GROUP: usize = 4;
 
-/// What the warps of a warpgroup have asked for by `setmaxnreg` until all of them have.
+/// What the warps of a warpgroup have asked for by `setmaxnreg`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RegisterRequest {
     count: u32,
-    /// The warps, by their place in the group.
+    /// The warps that have, by their place in the group, until all of them have.
     warps: u32,
     position: usize,
 }
 
-/// PTX ISA, `setmaxnreg`: all threads of a warpgroup execute the same one, and synchronise before the next.
+/// PTX ISA, `setmaxnreg`: all threads of a warpgroup execute the same one, and synchronise before the next. A next one of the same
+/// count changes nothing, whichever warps execute it first: compilers put one at the head of a loop that is entered with it.
 fn max_registers(worker: &mut Worker<'_>, warp: &Warp, count: u32, mask: u32) -> Result<(), Fail> {
     if mask == 0 {
         return Ok(());
@@ -185,13 +203,16 @@ fn max_registers(worker: &mut Worker<'_>, warp: &Warp, count: u32, mask: u32) ->
         worker.register_requests.resize(group + 1, RegisterRequest::default());
     }
     let request = &mut worker.register_requests[group];
-    if request.warps != 0 && (request.count != count || request.warps & place != 0) {
+    if request.count == count && (request.warps == 0 || request.warps & place != 0) {
+        return Ok(());
+    }
+    if request.warps != 0 && request.count != count {
         let position = request.position;
         return Err(worker.register_failure(group, position, (warp.pc, warp.index)));
     }
     *request = RegisterRequest { count, warps: request.warps | place, position: warp.pc };
     if request.warps.count_ones() as usize == warps {
-        *request = RegisterRequest::default();
+        request.warps = 0;
     }
     Ok(())
 }

@@ -63,6 +63,7 @@ pub struct Operands<'a> {
     out: DeviceSliceMut<'a>,
     lse: DeviceSliceMut<'a>,
     cu_seqlens: Option<[DeviceSlice<'a>; 2]>,
+    alibi_slopes: Option<DeviceSlice<'a>>,
     workspace: Option<DeviceSliceMut<'a>>,
 }
 
@@ -76,12 +77,17 @@ impl<'a> Operands<'a> {
         lse: impl Into<DeviceSliceMut<'a>>,
     ) -> Operands<'a> {
         let (q, k, v, out, lse) = (q.into(), k.into(), v.into(), out.into(), lse.into());
-        Operands { q, k, v, out, lse, cu_seqlens: None, workspace: None }
+        Operands { q, k, v, out, lse, cu_seqlens: None, alibi_slopes: None, workspace: None }
     }
 
     /// Of a packed batch: where each sequence begins, `batch + 1` numbers of 32 bits each, the same as in the plan's problem.
     pub fn cu_seqlens(self, q: impl Into<DeviceSlice<'a>>, k: impl Into<DeviceSlice<'a>>) -> Operands<'a> {
         Operands { cu_seqlens: Some([q.into(), k.into()]), ..self }
+    }
+
+    /// ALiBi's slopes, f32, as many as the plan's problem has.
+    pub fn alibi_slopes(self, slopes: impl Into<DeviceSlice<'a>>) -> Operands<'a> {
+        Operands { alibi_slopes: Some(slopes.into()), ..self }
     }
 
     /// A workspace of at least [`Plan::workspace_bytes`], at a multiple of [`WORKSPACE_ALIGNMENT`]; nothing need be in it.
@@ -104,6 +110,9 @@ impl<'a> Operands<'a> {
             let bytes = 4 * (plan.problem.batch as u64 + 1);
             needs.extend([("cu_seqlens_q", q, bytes, 4), ("cu_seqlens_k", k, bytes, 4)]);
         }
+        if let (Some(slopes), Some(wanted)) = (self.alibi_slopes, &plan.problem.alibi_slopes) {
+            needs.push(("alibi_slopes", slopes, 4 * wanted.len() as u64, 4));
+        }
         if let Some(workspace) = &self.workspace {
             needs.push(("workspace", workspace.slice, plan.workspace_bytes(), WORKSPACE_ALIGNMENT));
         }
@@ -114,6 +123,9 @@ impl<'a> Operands<'a> {
     fn check(&self, stream: &Stream, plan: &Plan) -> Result<(), Error> {
         if plan.problem.varlen.is_some() && self.cu_seqlens.is_none() {
             return Err(Error::Missing { argument: "cu_seqlens_q" });
+        }
+        if plan.problem.alibi_slopes.is_some() && self.alibi_slopes.is_none() {
+            return Err(Error::Missing { argument: "alibi_slopes" });
         }
         for (argument, slice, needed, alignment) in self.needs(plan) {
             let DeviceSlice { address, bytes: given, owner, .. } = slice;
@@ -183,6 +195,7 @@ pub(crate) fn ready<'p>(
         lse: operands.lse.slice.address,
         cu_seqlens_q,
         cu_seqlens_k,
+        alibi_slopes: operands.alibi_slopes.map_or(0, |slopes| slopes.address),
         workspaces,
     };
     let launches = plan.kernels.launches(&buffers, inner.backing.multiprocessors())?;

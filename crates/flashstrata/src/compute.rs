@@ -75,6 +75,10 @@ impl Resident {
                 self.allocations.push(*address);
             }
         }
+        if let Some(slopes) = &problem.alibi_slopes {
+            self.buffers.alibi_slopes = backend.upload(bytemuck::cast_slice(slopes)).map_err(ComputeError::Backend)?;
+            self.allocations.push(self.buffers.alibi_slopes);
+        }
         for workspace in &plan.workspaces {
             let address = match workspace.zeroed {
                 true => backend.upload(&vec![0; workspace.bytes as usize]),

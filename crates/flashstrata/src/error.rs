@@ -54,8 +54,8 @@ pub enum Error {
         /// What they must be at least.
         needed: u64,
     },
-    /// Memory that a packed batch needs.
-    #[error("{argument} is not given: the problem is a packed batch and needs it")]
+    /// Memory that a packed batch, or ALiBi, needs.
+    #[error("{argument} is not given: the plan's problem has it")]
     Missing {
         /// Which.
         argument: &'static str,

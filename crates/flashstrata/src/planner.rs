@@ -4,7 +4,7 @@ use std::fmt;
 
 use arch::{BlockResources, Occupancy, OccupancyError, Target};
 use kernels::plan::LaunchPlan;
-use kernels::{Layout, PlanError, Problem, Stratum, Tiles};
+use kernels::{Dtype, Layout, PlanError, Problem, Stratum, Tiles};
 use thiserror::Error;
 
 use crate::hardware::Hardware;
@@ -35,13 +35,14 @@ pub struct Planner {
     hardware: Hardware,
     stratum: Option<Stratum>,
     tiles: Option<Tiles>,
+    splits: Option<u32>,
     tuned: Option<Table>,
 }
 
 impl Planner {
     /// For a GPU, without a wish.
     pub fn new(hardware: Hardware) -> Planner {
-        Planner { hardware, stratum: None, tiles: None, tuned: None }
+        Planner { hardware, stratum: None, tiles: None, splits: None, tuned: None }
     }
 
     /// Of this generation alone.
@@ -52,6 +53,12 @@ impl Planner {
     /// On these tiles; of generations that have none such, none is taken.
     pub fn tiles(self, tiles: Tiles) -> Planner {
         Planner { tiles: Some(tiles), ..self }
+    }
+
+    /// With the keys of each tile of queries split among so many CTAs, of the generations that can; by default as many as fill
+    /// the GPU.
+    pub fn splits(self, splits: u32) -> Planner {
+        Planner { splits: Some(splits), ..self }
     }
 
     /// With what was measured: see [`Table::load`]. Where the table says nothing of a problem, as without it.
@@ -84,7 +91,12 @@ impl Planner {
     pub fn plan(&self, problem: &Problem, layout: &Layout) -> Result<Plan, PlanFailure> {
         layout::check(problem, layout)?;
         let mut passed_over = Vec::new();
-        let of = |stratum, tiles| kernels::plan(stratum, problem, Target::best(self.hardware.sm), layout, tiles);
+        let of = |stratum, tiles| {
+            let multiprocessors = Some(self.hardware.multiprocessors);
+            let options =
+                kernels::Options { tiles, multiprocessors, splits: self.splits, ..kernels::Options::default() };
+            kernels::plan_with(stratum, problem, Target::best(self.hardware.sm), layout, &options)
+        };
         let done = |kernels, chosen_by, passed_over| {
             let (problem, layout, hardware) = (problem.clone(), *layout, self.hardware.clone());
             Ok(Plan { kernels, problem, layout, hardware, chosen_by, passed_over })
@@ -106,6 +118,19 @@ impl Planner {
         let chosen_by = if self.tiles.is_some() { ChosenBy::Caller } else { ChosenBy::Default };
         for stratum in self.candidates() {
             let why = match of(stratum, self.tiles) {
+                Ok(_)
+                    if stratum == Stratum::V3 && self.stratum.is_none() && of(Stratum::V2Tc, None).is_ok_and(fills) =>
+                {
+                    Why::FewQueries { queries: problem.seqlen_q }
+                }
+                Ok(_)
+                    if stratum == Stratum::V2Tc
+                        && problem.dtype == Dtype::F32
+                        && self.stratum.is_none()
+                        && Stratum::ON_CUDA_CORES.into_iter().any(|exact| of(exact, self.tiles).is_ok()) =>
+                {
+                    Why::Rounds
+                }
                 Ok(kernels) => match self.not_worth_it(stratum, problem, kernels.config.tiles) {
                     None => return done(kernels, chosen_by, passed_over),
                     Some(why) => why,
@@ -132,6 +157,11 @@ impl Planner {
     }
 }
 
+/// Whether a plan makes up for few queries: by splitting keys, or by letting heads share tiles.
+fn fills(plan: kernels::Plan) -> bool {
+    plan.config.split || plan.config.grouped
+}
+
 /// A generation that was not chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PassedOver {
@@ -147,6 +177,19 @@ pub enum Why {
     /// It does not compute the problem on this GPU.
     #[error(transparent)]
     Refused(#[from] PlanError),
+    /// There are too few queries for its tiles.
+    #[error(
+        "seqlen_q is {queries}: v2_tc splits the keys among CTAs or lets query heads share tiles, which fills the GPU better"
+    )]
+    FewQueries {
+        /// Queries.
+        queries: usize,
+    },
+    /// It is less exact than f32 is.
+    #[error(
+        "v2_tc multiplies f32 as three products of tf32, 2 units in the last place off: it is taken where it is asked for"
+    )]
+    Rounds,
     /// Transposing the keys does not pay.
     #[error("seqlen_q is {queries}: transposing the keys pays for more than one tile of {block_q} queries")]
     TooFewQueries {
@@ -383,7 +426,7 @@ impl fmt::Display for Plan {
 #[cfg(test)]
 mod tests {
     use arch::Gpu;
-    use kernels::{Dtype, Mask, ProblemSpec};
+    use kernels::{Mask, ProblemSpec};
 
     use super::*;
 

@@ -64,7 +64,7 @@ fn calls_on_device_memory_are_right_and_reuse_workspaces() {
     // One stream for all, so that its own workspace has been others' before.
     for (spec, stratum) in [
         (ProblemSpec::new(1, 2, 70, 40).causal(), Stratum::V2Kt),
-        (ProblemSpec::new(2, 2, 33, 16).dtype(Dtype::F16), Stratum::V2Kt),
+        (ProblemSpec::new(2, 2, 33, 16).dtype(Dtype::F16), Stratum::V2Tc),
         (ProblemSpec { seqlen_q: 3, ..ProblemSpec::new(1, 4, 100, 24) }.heads_kv(2), Stratum::V2),
     ] {
         let problem = spec.build().unwrap();

@@ -11,7 +11,7 @@ use std::panic::Location;
 use ptx::{B32, Compare, F32, Global, KernelBuilder, Pointer, Pred, Reg, S32, U32, U64};
 
 use crate::Dtype;
-use crate::convert::Words;
+use crate::convert::{Words, narrow_pair_to};
 use crate::softmax::finite_max;
 
 /// Something for each of a thread's two rows.
@@ -71,8 +71,13 @@ impl Accumulator {
         self.values.iter().for_each(|&value| k.mov_to(value, 0.0));
     }
 
+    /// So many columns of it, from `first` on, both multiples of 8: the same registers.
+    pub fn columns_from(&self, first: u32, columns: u32) -> Self {
+        Self { values: self.values[first as usize / 2..][..columns as usize / 2].to_vec() }
+    }
+
     /// The thread's elements of a row, with their columns counted from the thread's first.
-    fn row(&self, row: usize) -> impl Iterator<Item = (i32, Reg<F32>)> + '_ {
+    pub fn row(&self, row: usize) -> impl Iterator<Item = (i32, Reg<F32>)> + '_ {
         let fragments = self.values.chunks_exact(4).enumerate();
         fragments.flat_map(move |(index, fragment)| {
             let first = (index as u32 * FRAGMENT) as i32;
@@ -142,20 +147,20 @@ impl Accumulator {
     pub fn narrow_to(&self, k: &mut KernelBuilder, dtype: Dtype, to: &[Reg<B32>]) {
         k.at(Location::caller(), |k| {
             for (pair, &to) in self.values.chunks_exact(2).zip(to) {
-                match dtype {
-                    Dtype::Bf16 => k.cvt_bf16x2_to(to.cast(), pair[1], pair[0]),
-                    _ => k.cvt_f16x2_to(to.cast(), pair[1], pair[0]),
-                }
+                narrow_pair_to(k, dtype, to, pair[0], pair[1]);
             }
         });
     }
 
     /// Stores the rows, each multiplied by its factor and rounded to `rows.dtype`.
     ///
-    /// Four lanes exchange what they hold so that each stores 8 neighbouring columns at once.
+    /// Of 16-bit types, four lanes exchange what they hold so that each stores 8 neighbouring columns at once.
     #[track_caller]
     pub fn store(&self, k: &mut KernelBuilder, quad: Quad, rows: &OutRows, factors: PerRow<Reg<F32>>) {
         k.at(Location::caller(), |k| {
+            if rows.dtype == Dtype::F32 {
+                return self.store_pairs(k, quad, rows, factors);
+            }
             let odd = [1, 2].map(|bit| {
                 let bit = k.and(quad.place, bit);
                 k.setp(Compare::Ne, bit, 0)
@@ -168,10 +173,9 @@ impl Accumulator {
                     .chunks_exact(4)
                     .map(|fragment| {
                         let [low, high] = [0, 1].map(|column| k.mul(fragment[2 * row + column], factors[row]));
-                        match rows.dtype {
-                            Dtype::Bf16 => k.cvt_bf16x2(high, low).bits(),
-                            _ => k.cvt_f16x2(high, low).bits(),
-                        }
+                        let word = k.reg();
+                        narrow_pair_to(k, rows.dtype, word, low, high);
+                        word
                     })
                     .collect();
                 for (group, words) in words.chunks(4).enumerate() {
@@ -181,6 +185,20 @@ impl Accumulator {
                 }
             }
         });
+    }
+}
+
+impl Accumulator {
+    /// Stores the rows in f32, two neighbouring columns at once.
+    fn store_pairs(&self, k: &mut KernelBuilder, quad: Quad, rows: &OutRows, factors: PerRow<Reg<F32>>) {
+        let column = k.mul(quad.place, 2);
+        for row in 0..2 {
+            let place = k.mad_wide(column, 4, rows.rows[row]);
+            for (index, fragment) in (0..).zip(self.values.chunks_exact(4)) {
+                let values = [0, 1].map(|column| k.mul(fragment[2 * row + column], factors[row]));
+                rows.store_two(k, row, index * FRAGMENT, column, place, values);
+            }
+        }
     }
 }
 
@@ -223,13 +241,38 @@ pub struct OutRows {
     pub inside: PerRow<Reg<Pred>>,
     /// Elements of a row.
     pub columns: u32,
-    /// Their type, of 16 bits.
+    /// Their type.
     pub dtype: Dtype,
     /// Neighbouring elements, 1, 2, 4 or 8, that may be stored at once.
     pub vector: u32,
 }
 
 impl OutRows {
+    /// Stores two columns, from `first + column` on, at `place` and `first` further; those past the end are left out.
+    fn store_two(
+        &self,
+        k: &mut KernelBuilder,
+        row: usize,
+        first: u32,
+        column: Reg<U32>,
+        place: Reg<U64>,
+        values: [Reg<F32>; 2],
+    ) {
+        let at_once = self.vector.min(2);
+        for (offset, values) in (first..).step_by(at_once as usize).zip(values.chunks(at_once as usize)) {
+            if offset >= self.columns {
+                return;
+            }
+            let inside = if first + FRAGMENT <= self.columns {
+                self.inside[row]
+            } else {
+                k.setp_and(Compare::Lt, column, self.columns - offset, self.inside[row])
+            };
+            let place = Pointer::<Global>::at(place).offset(i64::from(4 * offset));
+            k.when(inside, |k| k.st_vec(place, values));
+        }
+    }
+
     /// Stores eight columns, from `first + column` on; those past the end are left out.
     fn store_eight(&self, k: &mut KernelBuilder, row: usize, first: u32, column: Reg<U32>, words: &[Reg<B32>; 4]) {
         if first >= self.columns {
@@ -264,6 +307,15 @@ impl OutRows {
             }
         }
     }
+}
+
+/// What a block of scores that raised the maxima asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Raised {
+    /// What is added to a scaled score to make it an exponent.
+    base: PerRow<Reg<F32>>,
+    /// What the output before is to be multiplied by.
+    pub rescale: PerRow<Reg<F32>>,
 }
 
 /// The running maximum and the running sum of a thread's rows (Milakov and Gimelshein 2018).
@@ -306,18 +358,12 @@ impl RowState {
         k.at(Location::caller(), |k| {
             let largest = scores.row_max(k);
             let rescale = [0, 1].map(|row| {
-                let max = self.max[row];
-                let before = k.mov(max);
-                k.max_to(max, max, largest[row]);
-                let base = if finite { max } else { finite_max(k, max) };
-                let base = k.mul(base, self.scale);
-                let base = k.neg(base);
+                let (before, max) = self.raise_row(k, row, largest[row], finite);
+                let base = self.base(k, max);
                 for (_, score) in scores.row(row) {
-                    k.fma_to(score, score, self.scale, base);
-                    k.ex2_to(score, score);
+                    self.exponentiate(k, score, base);
                 }
-                let change = k.fma(before, self.scale, base);
-                k.ex2(change)
+                self.rescale(k, before, max)
             });
             let sums = scores.thread_sums(k);
             for row in 0..2 {
@@ -325,6 +371,67 @@ impl RowState {
             }
             rescale
         })
+    }
+
+    /// Raises the maximum by a block of scores, and rescales the sums to it. What the block adds is to be taken in piece by
+    /// piece with [`RowState::take_in`].
+    #[track_caller]
+    pub fn raise(&self, k: &mut KernelBuilder, scores: &Accumulator, finite: bool) -> Raised {
+        k.at(Location::caller(), |k| {
+            let largest = scores.row_max(k);
+            let rows = [0, 1].map(|row| {
+                let (before, max) = self.raise_row(k, row, largest[row], finite);
+                let rescale = self.rescale(k, before, max);
+                k.mul_to(self.sum[row], self.sum[row], rescale);
+                (self.base(k, max), rescale)
+            });
+            Raised { base: rows.map(|(base, _)| base), rescale: rows.map(|(_, rescale)| rescale) }
+        })
+    }
+
+    /// Takes a row's scores of two neighbouring columns in: they become their exponentials.
+    #[track_caller]
+    pub fn take_in(&self, k: &mut KernelBuilder, raised: &Raised, row: usize, scores: [Reg<F32>; 2]) {
+        k.at(Location::caller(), |k| {
+            scores.iter().for_each(|&score| self.exponentiate(k, score, raised.base[row]));
+            let sum = k.add(scores[0], scores[1]);
+            k.add_to(self.sum[row], self.sum[row], sum);
+        });
+    }
+
+    /// The same for scores that are to be taken in after those before: they wait for the sums to have these. Otherwise the
+    /// assembler, in no hurry to add, keeps exponentials in registers until the end of the block.
+    #[track_caller]
+    pub fn after(&self, k: &mut KernelBuilder, raised: &Raised) -> Raised {
+        // A product with 0 that is no constant to the assembler: the sum may be NaN, and the result is then NaN as well.
+        let base = [0, 1].map(|row| k.fma(self.sum[row], 0.0, raised.base[row]));
+        Raised { base, ..*raised }
+    }
+
+    /// Raises a row's maximum: what it was, and what exponents are counted from now.
+    fn raise_row(&self, k: &mut KernelBuilder, row: usize, largest: Reg<F32>, finite: bool) -> (Reg<F32>, Reg<F32>) {
+        let max = self.max[row];
+        let before = k.mov(max);
+        k.max_to(max, max, largest);
+        (before, if finite { max } else { finite_max(k, max) })
+    }
+
+    /// What is added to a scaled score so that the exponent of `max` is 0.
+    fn base(&self, k: &mut KernelBuilder, max: Reg<F32>) -> Reg<F32> {
+        let base = k.mul(max, self.scale);
+        k.neg(base)
+    }
+
+    /// What is to be multiplied to sums that were counted from `before`.
+    fn rescale(&self, k: &mut KernelBuilder, before: Reg<F32>, max: Reg<F32>) -> Reg<F32> {
+        let change = k.sub(before, max);
+        let change = k.mul(change, self.scale);
+        k.ex2(change)
+    }
+
+    fn exponentiate(&self, k: &mut KernelBuilder, score: Reg<F32>, base: Reg<F32>) {
+        k.fma_to(score, score, self.scale, base);
+        k.ex2_to(score, score);
     }
 
     /// What the output is to be multiplied by in the end, one over the sum, and the logarithm of the sum of exponentials.

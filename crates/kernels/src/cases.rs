@@ -79,6 +79,25 @@ impl Run {
         features
     }
 
+    /// Runs the call and compares with what must come out, within a share of the largest element, whatever the case asks for.
+    ///
+    /// # Errors
+    /// Those of [`Run::verify`].
+    pub fn verify_relative<E>(
+        &self,
+        backend: &mut impl FnMut(&Problem, &Inputs) -> Result<Outputs, E>,
+        share: f64,
+    ) -> Result<Verdict, VerifyError<E>> {
+        let (problem, inputs) = (&self.problem, &self.inputs);
+        let outputs = backend(problem, inputs).map_err(VerifyError::Backend)?;
+        let expected = match &self.expect {
+            Expect::Exact(expected) | Expect::Within(expected, _) | Expect::Known(expected) => expected.clone(),
+            Expect::Reference | Expect::SameAs(_) => reference(problem, inputs)?,
+        };
+        let largest = expected.iter().flat_map(|head| &head.out).fold(0.0, |largest: f64, x| largest.max(x.abs()));
+        Ok(check_within(problem, &outputs, &expected, share * largest)?)
+    }
+
     /// Runs the call and compares.
     ///
     /// # Errors

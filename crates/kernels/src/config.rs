@@ -35,8 +35,23 @@ pub struct Config {
     pub varlen: bool,
     /// Whether CTAs take the next tile from a counter in memory, rather than every so many'th.
     pub dynamic: bool,
-    /// Neighbouring elements, 1, 2 or 4, that every tensor's rows can be accessed by.
+    /// Whether threads copy the tiles of [`crate::v3`], rather than the copy engine.
+    pub by_threads: bool,
+    /// Whether the rows of a tile are the query heads of a KV head, query after query.
+    pub grouped: bool,
+    /// Whether scores are capped.
+    pub softcap: bool,
+    /// Whether scores have ALiBi's bias.
+    pub alibi: bool,
+    /// Whether f32 is multiplied as tf32, rather than in three products.
+    pub tf32: bool,
+    /// Whether the keys are split among several CTAs, whose results [`crate::combine`] joins.
+    pub split: bool,
+    /// Neighbouring elements, 1, 2, 4 or 8, that every tensor's rows can be accessed by; of [`crate::v2_tc`] and
+    /// [`crate::v3`], the output's.
     pub vector: u32,
+    /// Bytes, 2 to 16, that rows of q, k and v can be copied by.
+    pub piece: u32,
     /// Tile sizes.
     pub tiles: Tiles,
 }

@@ -3,7 +3,7 @@
 use ptx::{KernelError, Target};
 
 use crate::config::{Config, Program};
-use crate::plan::{LaunchPlan, plan};
+use crate::plan::{LaunchPlan, Options, plan_with};
 use crate::{Dtype, Layout, PlanError, Problem, Stratum, naive, v1, v2, v2_kt};
 
 /// A function that writes a kernel.
@@ -34,13 +34,28 @@ const VARIANTS: [(&str, Dtype, u32, u32, bool, u32, bool); 5] = [
 ];
 
 /// For the strata on tensor cores: a name, and a problem.
-const ON_TENSOR_CORES: [(&str, &str); 6] = [
+const ON_TENSOR_CORES: [(&str, &str); 8] = [
     ("bf16_d64", "1x1x4096x64 bf16"),
     ("bf16_d128", "1x1x4096x128 bf16"),
     ("f16_d128_causal", "1x1x4096x128 f16 causal"),
     ("bf16_d256_causal", "1x1x4096x256 bf16 causal"),
     ("f16_d192_dv128_window", "1x1x4096x192/128 f16 window=512,0"),
     ("bf16_d40_dv72_packed", "2x1x70x40/72 bf16 causal cu_seqlens_q=0,70,100 cu_seqlens_k=0,70,100"),
+    ("f16_d100_dv68_causal", "1x1x4096x100/68 f16 causal"),
+    (
+        "f16_d128_everything",
+        "2x4/1x70x128 f16 window=50,10 softcap=30 alibi=0.5,0.25,0.125,0.1 cu_seqlens_q=0,70,100 cu_seqlens_k=0,70,100",
+    ),
+];
+
+/// For [`Stratum::V2Tc`] besides: a name, a problem, and the CTAs that keys are split among.
+const OF_V2_TC: [(&str, &str, u32); 6] = [
+    ("f16_d96", "1x1x4096x96 f16", 1),
+    ("f16_d33_dv40_causal", "1x2x200x33/40 f16 causal", 1),
+    ("f16_d128_softcap_alibi", "1x1x4096x128 f16 softcap=30 alibi=0.5", 1),
+    ("bf16_d128_decode", "1x8/2x1/8192x128 bf16", 8),
+    ("f32_d64", "1x1x4096x64", 1),
+    ("f32_d128_causal", "1x1x4096x128 causal", 1),
 ];
 
 /// The set: each kernel's name, `architecture/kernel/variant`, and the kernel.
@@ -61,21 +76,34 @@ pub fn configurations() -> Result<Vec<(String, Program)>, PlanError> {
                 window: false,
                 varlen: false,
                 dynamic: false,
+                by_threads: false,
+                grouped: false,
+                softcap: false,
+                alibi: false,
+                tf32: false,
+                split: false,
                 vector,
+                piece: 2,
                 tiles,
             };
             for (name, write) in KERNELS.iter().filter(|(name, _)| every || name.starts_with('v')) {
                 all.push((format!("{target}/{name}/{variant}"), write(&config)?));
             }
         }
-        if !Stratum::V3.runs_on(target) {
-            continue;
-        }
-        for (variant, problem) in ON_TENSOR_CORES {
+        let shared = ON_TENSOR_CORES
+            .into_iter()
+            .flat_map(|(variant, problem)| [Stratum::V2Tc, Stratum::V3].map(|stratum| (stratum, variant, problem, 1)));
+        let own = OF_V2_TC.into_iter().map(|(variant, problem, splits)| (Stratum::V2Tc, variant, problem, splits));
+        for (stratum, variant, problem, splits) in shared.chain(own).filter(|(stratum, ..)| stratum.runs_on(target)) {
             let Ok(problem) = problem.parse::<Problem>() else { continue };
-            let plan = plan(Stratum::V3, &problem, target, &Layout::contiguous(&problem), None)?;
+            let options = Options { splits: Some(splits), ..Options::default() };
+            let plan = match plan_with(stratum, &problem, target, &Layout::contiguous(&problem), &options) {
+                // A type that the architecture's tensor cores lack.
+                Err(PlanError::Lacks { .. }) => continue,
+                plan => plan?,
+            };
             for LaunchPlan { kernel, shared, .. } in plan.launches {
-                all.push((format!("{target}/{}/{variant}", Stratum::V3), Program { kernel, shared }));
+                all.push((format!("{target}/{}/{variant}", kernel.name), Program { kernel, shared }));
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Between the stored type and f32: what kernels load, what they compute in, what they store.
 
+use std::panic::Location;
+
 use arch::Feature;
 use ptx::{B16, B32, Bf16, Compare, F16, F32, Global, KernelBuilder, Pointer, Reg, U32};
 
@@ -70,7 +72,16 @@ impl Words {
         match (dtype, values) {
             (Dtype::F32, _) => Self::Full(values.iter().map(|value| value.cast()).collect()),
             (_, &[value]) => Self::Half(narrow_one(k, dtype, value)),
-            _ => Self::Full(values.chunks(2).map(|pair| narrow_pair(k, dtype, pair[0], pair[1])).collect()),
+            _ => Self::Full(
+                values
+                    .chunks(2)
+                    .map(|pair| {
+                        let word = k.reg();
+                        narrow_pair_to(k, dtype, word, pair[0], pair[1]);
+                        word
+                    })
+                    .collect(),
+            ),
         }
     }
 }
@@ -87,21 +98,24 @@ fn narrow_one(k: &mut KernelBuilder, dtype: Dtype, value: Reg<F32>) -> Reg<B16> 
     }
 }
 
+/// Two values rounded to the 16-bit type `dtype`, as one word, `low` in its lower half.
 #[track_caller]
-fn narrow_pair(k: &mut KernelBuilder, dtype: Dtype, low: Reg<F32>, high: Reg<F32>) -> Reg<B32> {
-    let packed_convert = k.target().supports(Feature::PackedConvert);
-    match dtype {
-        Dtype::Bf16 if packed_convert => k.cvt_bf16x2(high, low).bits(),
-        Dtype::Bf16 => {
-            let (low, high) = (round_to_upper_half(k, low), round_to_upper_half(k, high));
-            k.prmt(low, high, 0x7632).bits()
+pub fn narrow_pair_to(k: &mut KernelBuilder, dtype: Dtype, to: Reg<B32>, low: Reg<F32>, high: Reg<F32>) {
+    k.at(Location::caller(), |k| {
+        let packed_convert = k.target().supports(Feature::PackedConvert);
+        match dtype {
+            Dtype::Bf16 if packed_convert => k.cvt_bf16x2_to(to.cast(), high, low),
+            Dtype::Bf16 => {
+                let (low, high) = (round_to_upper_half(k, low), round_to_upper_half(k, high));
+                k.prmt_to(to.cast::<U32>(), low, high, 0x7632);
+            }
+            _ if packed_convert => k.cvt_f16x2_to(to.cast(), high, low),
+            _ => {
+                let (low, high) = (narrow_one(k, dtype, low), narrow_one(k, dtype, high));
+                k.pack_to(to, low, high);
+            }
         }
-        _ if packed_convert => k.cvt_f16x2(high, low).bits(),
-        _ => {
-            let (low, high) = (narrow_one(k, dtype, low), narrow_one(k, dtype, high));
-            k.pack(low, high)
-        }
-    }
+    });
 }
 
 /// The bits of `value` rounded to bfloat16, in the upper half; for architectures without the conversion.

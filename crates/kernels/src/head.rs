@@ -48,8 +48,10 @@ pub struct Head {
     pub block: Reg<U32>,
     /// Head and batch entry as one index, `batch * heads + head`.
     index: Reg<U32>,
-    batch: Reg<U32>,
-    head: Reg<U32>,
+    /// Batch entry.
+    pub batch: Reg<U32>,
+    /// Query head.
+    pub head: Reg<U32>,
     kv_head: Reg<U32>,
 }
 
@@ -127,6 +129,15 @@ impl Head {
             let pointer = k.pointer_param(name, 4);
             let first = self.first_row(k);
             k.mad(first, 4, pointer)
+        })
+    }
+
+    /// The index of a query of this head among all queries of all heads.
+    #[track_caller]
+    pub fn row(&self, k: &mut KernelBuilder, query: Reg<U32>) -> Reg<U64> {
+        k.at(Location::caller(), |k| {
+            let query = k.cvt::<U64, _>(query);
+            k.mad_wide(self.index, self.seqlen_q.cast::<U32>(), query)
         })
     }
 

@@ -176,12 +176,13 @@ impl Ring {
         Self { tiles, barriers, step, stages }
     }
 
-    /// Prepares the barriers, for `readers` warps; one thread of the CTA does, before any other uses them.
+    /// Prepares the barriers, for so many threads that say a tile is there and so many warps that say they are done with it;
+    /// one thread of the CTA does, before any other uses them.
     #[track_caller]
-    pub fn init(&self, k: &mut KernelBuilder, readers: u32) {
+    pub fn init(&self, k: &mut KernelBuilder, writers: u32, readers: u32) {
         k.at(Location::caller(), |k| {
             for stage in 0..self.stages {
-                k.mbarrier_init(Pointer::at(self.barriers).offset((BARRIER * stage).into()), 1);
+                k.mbarrier_init(Pointer::at(self.barriers).offset((BARRIER * stage).into()), writers);
                 k.mbarrier_init(Pointer::at(self.barriers).offset((BARRIER * (self.stages + stage)).into()), readers);
             }
         });
@@ -228,7 +229,7 @@ impl Ring {
         })
     }
 
-    /// Waits until the tile may be filled by this thread's own stores.
+    /// Waits until the tile may be filled by threads.
     #[track_caller]
     pub fn wait_empty(&self, k: &mut KernelBuilder, at: Cursor) {
         k.at(Location::caller(), |k| {
@@ -238,7 +239,7 @@ impl Ring {
         });
     }
 
-    /// Says that a tile filled by this thread's own stores is there.
+    /// Says that this thread's part of a tile is there.
     #[track_caller]
     pub fn fill(&self, k: &mut KernelBuilder, at: Cursor) {
         k.at(Location::caller(), |k| {

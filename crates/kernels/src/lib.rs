@@ -2,27 +2,34 @@
 
 pub mod accumulator;
 pub mod cases;
+pub mod combine;
 pub mod config;
 pub mod configurations;
 pub mod convert;
+pub mod copies;
 pub mod head;
 pub mod hopper;
+pub mod mma;
 pub mod naive;
 pub mod plan;
 pub mod problem;
 pub mod reference;
+pub mod results;
 pub mod schedule;
+pub mod scores;
 pub mod softmax;
+pub mod strided;
 pub mod tensor;
 pub mod tile;
 pub mod tolerance;
 pub mod v1;
 pub mod v2;
 pub mod v2_kt;
+pub mod v2_tc;
 pub mod v3;
 
 pub use config::{Config, Program, Tiles};
-pub use plan::{Buffers, Coverage, Layout, Plan, PlanError, Stratum, configure, plan};
+pub use plan::{Buffers, Coverage, Layout, Options, Plan, PlanError, Stratum, configure, plan, plan_with};
 pub use problem::{CompulsoryBytes, Feature, Mask, ParseProblemError, Problem, ProblemError, ProblemSpec, Varlen};
 pub use reference::{HeadOutput, plain, reference};
 pub use tensor::{Dtype, InputError, Inputs, Outputs, Strides, Tensor, TensorError, normals};

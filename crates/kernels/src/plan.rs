@@ -11,7 +11,7 @@ use ptx::{Argument, Kernel, KernelError, L2Promotion, Launch, Swizzle, TensorMap
 
 use crate::config::{Config, Program, Tiles};
 use crate::tile::{GROUP, SharedMemory};
-use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, hopper, naive, v1, v2, v2_kt, v3};
+use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, combine, hopper, naive, v1, v2, v2_kt, v2_tc, v3};
 
 /// A generation of the attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,6 +24,8 @@ pub enum Stratum {
     V2,
     /// The same on keys that a kernel of its own transposed.
     V2Kt,
+    /// FlashAttention-2 on tensor cores: each warp multiplies its own queries, fragments come from swizzled tiles.
+    V2Tc,
     /// FlashAttention-3: Hopper's copy engine and matrix instructions, one warp that loads and warpgroups that compute.
     V3,
 }
@@ -50,7 +52,7 @@ impl Stratum {
     pub const ON_CUDA_CORES: [Stratum; 4] = [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt];
 
     /// All of them, oldest first.
-    pub const ALL: [Stratum; 5] = [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt, Stratum::V3];
+    pub const ALL: [Stratum; 6] = [Stratum::Naive, Stratum::V1, Stratum::V2, Stratum::V2Kt, Stratum::V2Tc, Stratum::V3];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -59,6 +61,7 @@ impl Stratum {
             Stratum::V1 => "v1",
             Stratum::V2 => "v2",
             Stratum::V2Kt => "v2_kt",
+            Stratum::V2Tc => "v2_tc",
             Stratum::V3 => "v3",
         }
     }
@@ -76,6 +79,24 @@ impl Stratum {
         };
         match self {
             Stratum::Naive | Stratum::V1 | Stratum::V2 | Stratum::V2Kt => on_cuda_cores,
+            Stratum::V2Tc => Coverage {
+                min_sm: Sm::Sm75,
+                needs: None,
+                dtypes: &Dtype::ALL,
+                max_head_dim: 256,
+                max_seqlen: PACKED_END as usize,
+                features: &[
+                    Feature::Causal,
+                    Feature::Window,
+                    Feature::Gqa,
+                    Feature::HeadDimV,
+                    Feature::CrossLength,
+                    Feature::Softcap,
+                    Feature::Alibi,
+                    Feature::Varlen,
+                    Feature::Strided,
+                ],
+            },
             Stratum::V3 => Coverage {
                 min_sm: Sm::Sm90,
                 needs: Some(arch::Feature::Wgmma),
@@ -88,6 +109,8 @@ impl Stratum {
                     Feature::Gqa,
                     Feature::HeadDimV,
                     Feature::CrossLength,
+                    Feature::Softcap,
+                    Feature::Alibi,
                     Feature::Varlen,
                     Feature::Strided,
                 ],
@@ -101,12 +124,19 @@ impl Stratum {
         target.sm() >= min_sm && needs.is_none_or(|needs| target.supports(needs))
     }
 
+    /// The error that results of a type may have, as a share of the largest element, where that is more than the contract's
+    /// tolerance: tensor cores multiply f32 in parts and cut their sums.
+    pub fn relative_error(self, dtype: Dtype) -> Option<f64> {
+        (self == Stratum::V2Tc && dtype == Dtype::F32).then_some(1e-5)
+    }
+
     /// The tile sizes it uses for a problem unless told otherwise.
     pub fn default_tiles(self, sm: Sm, problem: &Problem) -> Tiles {
         match self {
             Stratum::Naive | Stratum::V1 | Stratum::V2 | Stratum::V2Kt => {
                 square_tiles(sm, problem.head_dim, problem.head_dim_v)
             }
+            Stratum::V2Tc => v2_tc::default_tiles(sm, problem),
             Stratum::V3 => v3::default_tiles(problem),
         }
     }
@@ -139,7 +169,7 @@ impl fmt::Display for Stratum {
 
 /// A text that names no stratum.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("stratum is `{0}`: it must be naive, v1, v2, v2_kt or v3")]
+#[error("stratum is `{0}`: it must be naive, v1, v2, v2_kt, v2_tc or v3")]
 pub struct ParseStratumError(String);
 
 impl FromStr for Stratum {
@@ -213,17 +243,34 @@ impl Layout {
 
     /// The elements, 1, 2 or 4, by which every row of every tensor can be accessed.
     fn vector(&self, problem: &Problem) -> u32 {
+        let out = (self.out, problem.seqlen_q, problem.heads_q, problem.head_dim_v);
+        let [q, k, v] = self.inputs(problem);
+        self.widest(problem, &[q, k, v, out], &[4, 2])
+    }
+
+    /// The bytes, 2 to 16, by which every row of q, k and v can be copied.
+    fn piece(&self, problem: &Problem) -> u32 {
+        let bytes = problem.dtype.bytes() as u32;
+        let elements = [16, 8, 4].map(|piece| piece / bytes);
+        bytes * self.widest(problem, &self.inputs(problem), &elements)
+    }
+
+    /// Of each input, its strides, rows, heads and columns.
+    fn inputs(&self, problem: &Problem) -> [(Strides, usize, usize, usize); 3] {
+        [
+            (self.q, problem.seqlen_q, problem.heads_q, problem.head_dim),
+            (self.k, problem.seqlen_k, problem.heads_kv, problem.head_dim),
+            (self.v, problem.seqlen_k, problem.heads_kv, problem.head_dim_v),
+        ]
+    }
+
+    /// The first of these numbers of elements by which every row of the tensors can be accessed; 1 where there is none.
+    fn widest(&self, problem: &Problem, tensors: &[(Strides, usize, usize, usize)], elements: &[u32]) -> u32 {
         let bytes = problem.dtype.bytes() as u64;
         let fits = |elements: &u32| {
             let elements = u64::from(*elements);
-            let tensors = [
-                (self.q, problem.seqlen_q, problem.heads_q, problem.head_dim),
-                (self.k, problem.seqlen_k, problem.heads_kv, problem.head_dim),
-                (self.v, problem.seqlen_k, problem.heads_kv, problem.head_dim_v),
-                (self.out, problem.seqlen_q, problem.heads_q, problem.head_dim_v),
-            ];
             self.alignment.is_multiple_of(elements * bytes)
-                && tensors.into_iter().all(|(strides, seqlen, heads, dim)| {
+                && tensors.iter().all(|&(strides, seqlen, heads, dim)| {
                     let steps = [
                         (strides.batch, problem.batch),
                         (strides.seq, seqlen),
@@ -233,7 +280,7 @@ impl Layout {
                     steps.into_iter().all(|(stride, extent)| extent <= 1 || (stride as u64).is_multiple_of(elements))
                 })
         };
-        [4, 2].into_iter().find(fits).unwrap_or(1)
+        elements.iter().copied().find(fits).unwrap_or(1)
     }
 }
 
@@ -254,6 +301,8 @@ pub enum Buffer {
     CuSeqlensQ,
     /// The same of keys.
     CuSeqlensK,
+    /// ALiBi's slopes.
+    AlibiSlopes,
     /// One of [`Plan::workspaces`].
     Workspace(usize),
 }
@@ -303,6 +352,8 @@ pub struct Buffers {
     pub cu_seqlens_q: u64,
     /// `cu_seqlens_k` of a packed batch, 32-bit integers.
     pub cu_seqlens_k: u64,
+    /// `alibi_slopes`, f32.
+    pub alibi_slopes: u64,
     /// One per [`Plan::workspaces`], each a multiple of 16.
     pub workspaces: Vec<u64>,
 }
@@ -322,15 +373,19 @@ pub struct LaunchPlan {
     pub shared: SharedMemory,
     /// In the kernel's order.
     pub arguments: Vec<ArgRef>,
-    /// CTAs of one head.
+    /// CTAs of one head of the grid.
     blocks: u32,
     /// Query heads for each of the grid's heads.
     group: u32,
     /// Heads of a batch entry in the grid.
     heads: u32,
-    /// Where CTAs stay and take one tile after the other (so that no more need be launched than fit the multiprocessors, one
-    /// each): the heads that are taken together, see [`crate::schedule`].
+    /// Where tiles are numbered by [`crate::schedule`]: the heads that are taken together.
     section: Option<u32>,
+    /// How often the grid has each tile, with another part of the keys each time.
+    splits: u32,
+    /// Whether CTAs stay and take one tile after the other, so that no more need be launched than fit the multiprocessors, one
+    /// each.
+    stays: bool,
 }
 
 impl LaunchPlan {
@@ -495,6 +550,12 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
 /// (The arrangement is that of Triton's ragged tensor descriptors.)
 pub const PACKED_END: i32 = 1 << 30;
 
+/// The most CTAs that keys are split among.
+pub(crate) const MAX_SPLITS: u32 = 256;
+
+/// The fewest bytes that threads can copy while they go on (`cp.async`).
+const LEAST_COPY: u32 = 4;
+
 /// The largest `block_q` and `block_kv`.
 const MAX_BLOCK: u32 = 256;
 
@@ -545,6 +606,20 @@ impl fmt::Display for SharedMemory {
     }
 }
 
+/// What a caller may choose about a plan; by default the stratum chooses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Options {
+    /// Tile sizes.
+    pub tiles: Option<Tiles>,
+    /// The CTAs that the keys of a tile of queries are split among, their results joined by a kernel of its own, of
+    /// [`Stratum::V2Tc`]; 1 splits nothing. By default as many as fill the GPU.
+    pub splits: Option<u32>,
+    /// The multiprocessors of the GPU, which are to be filled; by default those of the largest of its architecture.
+    pub multiprocessors: Option<u32>,
+    /// Whether f32 is multiplied as tf32, 11 bits, of [`Stratum::V2Tc`]; by default in three products, to f32's precision.
+    pub tf32: bool,
+}
+
 /// Plans a call.
 ///
 /// `tiles` are the stratum's default ones unless given.
@@ -558,16 +633,31 @@ pub fn plan(
     layout: &Layout,
     tiles: Option<Tiles>,
 ) -> Result<Plan, PlanError> {
-    let config = configure(stratum, problem, target, layout, tiles)?;
+    plan_with(stratum, problem, target, layout, &Options { tiles, ..Options::default() })
+}
+
+/// Plans a call as the caller chose.
+///
+/// # Errors
+/// Those of [`plan()`], or when there are no splits or too many.
+pub fn plan_with(
+    stratum: Stratum,
+    problem: &Problem,
+    target: Target,
+    layout: &Layout,
+    options: &Options,
+) -> Result<Plan, PlanError> {
+    let config = configure(stratum, problem, target, layout, options)?;
     let mut planner = Planner { stratum, problem, layout, config, launches: Vec::new(), workspaces: Vec::new() };
     match stratum {
         Stratum::Naive => planner.naive()?,
         Stratum::V1 => planner.v1()?,
         Stratum::V2 => planner.v2()?,
         Stratum::V2Kt => planner.v2_kt()?,
+        Stratum::V2Tc => planner.v2_tc(options)?,
         Stratum::V3 => planner.v3()?,
     }
-    let Planner { launches, workspaces, .. } = planner;
+    let Planner { config, launches, workspaces, .. } = planner;
     Ok(Plan {
         stratum,
         config,
@@ -575,7 +665,10 @@ pub fn plan(
         workspaces,
         alignment: match stratum {
             // What the copy engine needs, whatever the output's rows are accessed by.
-            Stratum::V3 => 16,
+            Stratum::V3 if !config.by_threads => 16,
+            Stratum::V2Tc | Stratum::V3 => {
+                (u64::from(config.vector) * problem.dtype.bytes() as u64).max(config.piece.into())
+            }
             _ => u64::from(config.vector) * problem.dtype.bytes() as u64,
         },
         batch: problem.batch,
@@ -583,7 +676,7 @@ pub fn plan(
     })
 }
 
-/// What a call's kernels are compiled for: the first half of [`plan()`], in which nothing is written yet.
+/// What a call's kernels are compiled for: the first half of [`plan_with`], in which nothing is written yet.
 ///
 /// # Errors
 /// When the stratum does not cover the call, or has no such tiles.
@@ -592,9 +685,13 @@ pub fn configure(
     problem: &Problem,
     target: Target,
     layout: &Layout,
-    tiles: Option<Tiles>,
+    options: &Options,
 ) -> Result<Config, PlanError> {
     covered(stratum, problem, target)?;
+    if let Some(splits) = options.splits.filter(|splits| !(1..=MAX_SPLITS).contains(splits)) {
+        let allowed = format!("1 to {MAX_SPLITS}");
+        return Err(PlanError::Tile { argument: "splits", value: splits, allowed });
+    }
     let window = problem.mask != Mask::FULL && problem.mask != Mask::CAUSAL;
     let config = Config {
         target,
@@ -606,10 +703,21 @@ pub fn configure(
         varlen: problem.varlen.is_some(),
         // Where tiles differ in length, who is done takes the next.
         dynamic: stratum == Stratum::V3 && (problem.mask != Mask::FULL || problem.varlen.is_some()),
-        vector: if stratum == Stratum::V3 { layout.out_vector(problem) } else { layout.vector(problem) },
-        tiles: tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem)),
+        by_threads: false,
+        grouped: stratum == Stratum::V2Tc && v2_tc::shares_heads(problem),
+        tf32: options.tf32,
+        split: false,
+        softcap: problem.softcap.is_some(),
+        alibi: problem.alibi_slopes.is_some(),
+        vector: match stratum {
+            Stratum::V2Tc | Stratum::V3 => layout.out_vector(problem),
+            _ => layout.vector(problem),
+        },
+        piece: layout.piece(problem),
+        tiles: options.tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem)),
     };
     match stratum {
+        Stratum::V2Tc => v2_tc::check_tiles(&config)?,
         Stratum::V3 => v3::check_tiles(&config)?,
         _ => config.tiles.check(&config)?,
     }
@@ -630,6 +738,14 @@ pub fn covered(stratum: Stratum, problem: &Problem, target: Target) -> Result<()
     }
     if !dtypes.contains(&problem.dtype) {
         return Err(PlanError::Dtype { stratum, dtype: problem.dtype });
+    }
+    let of_type = match (stratum, problem.dtype) {
+        (Stratum::V2Tc, Dtype::Bf16) => Some(arch::Feature::Bf16Mma),
+        (Stratum::V2Tc, Dtype::F32) => Some(arch::Feature::Tf32Mma),
+        _ => None,
+    };
+    if let Some(needs) = of_type.filter(|&needs| !target.supports(needs)) {
+        return Err(PlanError::Lacks { stratum, target, needs });
     }
     if let Some(feature) = problem.features().into_iter().find(|feature| !features.contains(feature)) {
         return Err(PlanError::Feature { stratum, feature });
@@ -716,32 +832,115 @@ impl Planner<'_> {
         self.launch(v2_kt::v2_kt, Heads::Query, self.query_blocks(config.tiles.block_q), arguments)
     }
 
+    fn v2_tc(&mut self, options: &Options) -> Result<(), PlanError> {
+        let (problem, sm) = (self.problem, self.config.target.sm());
+        let tensors = [self.q()?, self.k()?, self.v()?].concat();
+        let largest = || arch::GPUS.iter().filter(|gpu| gpu.sm == sm).map(|gpu| gpu.sm_count).max();
+        let multiprocessors = options.multiprocessors.or_else(largest).unwrap_or(1);
+        let splits = options.splits.unwrap_or_else(|| v2_tc::splits(problem, &self.config, multiprocessors));
+        self.config.split = splits > 1;
+        if splits == 1 {
+            let results = self.results()?;
+            return self.launch_scheduled(v2_tc::v2_tc, Vec::new(), tensors, results, 1, false);
+        }
+
+        // The parts, each like an unpacked batch in f32.
+        let heads_in_all = problem.batch as u128 * problem.heads_q as u128;
+        let rows = heads_in_all * problem.seqlen_q as u128;
+        let row = 4 * problem.head_dim_v as u128;
+        let head = row * problem.seqlen_q as u128;
+        let parts = self.workspace("out_parts", &[u128::from(splits), rows, row])?;
+        let lse_parts = self.workspace("lse_parts", &[u128::from(splits), rows, 4])?;
+        let sizes = [ArgRef::U64((rows * row) as u64), ArgRef::U64((rows * 4) as u64)];
+        let mut results = tensor(parts, "out_parts", [head * problem.heads_q as u128, head, row])?;
+        results.push(ArgRef::Buffer(lse_parts));
+        results.extend(sizes.clone());
+        self.launch_scheduled(v2_tc::v2_tc, Vec::new(), tensors, results, splits, false)?;
+
+        let mut arguments = vec![ArgRef::U32(splits), ArgRef::Buffer(parts), ArgRef::Buffer(lse_parts)];
+        arguments.extend(sizes);
+        arguments.extend(self.out()?);
+        arguments.push(ArgRef::Buffer(Buffer::Lse));
+        if self.config.varlen {
+            arguments.extend([ArgRef::Buffer(Buffer::CuSeqlensQ), ArgRef::U32(problem.total_q() as u32)]);
+        }
+        self.launch(combine::combine, Heads::Query, self.query_blocks(combine::ROWS), arguments)
+    }
+
+    /// The output and the logarithms.
+    fn results(&self) -> Result<Vec<ArgRef>, PlanError> {
+        let mut results = self.out()?;
+        results.push(ArgRef::Buffer(Buffer::Lse));
+        if self.config.varlen {
+            results.push(ArgRef::U32(self.problem.total_q() as u32));
+        }
+        Ok(results)
+    }
+
     fn v3(&mut self) -> Result<(), PlanError> {
-        let (problem, config) = (self.problem, self.config);
+        let block_kv = self.config.tiles.block_kv;
+        if self.problem.seqlen_q == 0 || self.problem.batch == 0 {
+            return Ok(());
+        }
+        let maps = [(Buffer::Q, "q", hopper::ROWS), (Buffer::K, "k", block_kv), (Buffer::V, "v", block_kv)];
+        let maps = maps.into_iter().map(|(buffer, argument, rows)| self.tensor_map(buffer, argument, rows));
+        let inputs = match maps.collect() {
+            Err(PlanError::TensorMap { .. }) if self.config.piece >= LEAST_COPY => {
+                // What the copy engine cannot address threads copy, each tile in its turn.
+                (self.config.by_threads, self.config.dynamic) = (true, false);
+                v3::check_tiles(&self.config)?;
+                [self.q()?, self.k()?, self.v()?].concat()
+            }
+            maps => maps?,
+        };
+        let results = self.results()?;
+        self.launch_scheduled(v3::v3, inputs, Vec::new(), results, 1, true)
+    }
+
+    /// Adds a launch of a kernel that takes its tiles from [`crate::schedule`], one CTA each or, where CTAs stay, one after the
+    /// other; none when there is no query. `first` are the arguments before the schedule's, `tensors` and `results` those after.
+    fn launch_scheduled(
+        &mut self,
+        write: fn(&Config) -> Result<Program, KernelError>,
+        first: Vec<ArgRef>,
+        tensors: Vec<ArgRef>,
+        results: Vec<ArgRef>,
+        splits: u32,
+        stays: bool,
+    ) -> Result<(), PlanError> {
+        let (problem, config, stratum, sm) = (self.problem, self.config, self.stratum, self.config.target.sm());
         if problem.seqlen_q == 0 || problem.batch == 0 {
             return Ok(());
         }
-        let blocks = self.query_blocks(config.tiles.block_q) as u32;
-        let heads_in_all = problem.batch as u64 * problem.heads_q as u64;
-        let tiles = heads_in_all * u64::from(blocks);
-        let Some(tiles) = i32::try_from(tiles).ok().map(|tiles| tiles as u32) else {
-            return Err(PlanError::Grid { ctas: tiles.into() });
+        // The heads that the grid runs over, and the rows of each.
+        let (heads, rows) = match config.grouped {
+            true => (problem.heads_kv, problem.seqlen_q as u64 * problem.group() as u64),
+            false => (problem.heads_q, problem.seqlen_q as u64),
         };
+        let blocks = rows.div_ceil(config.tiles.block_q.into());
+        let heads_in_all = problem.batch as u64 * heads as u64;
+        let tiles = u128::from(heads_in_all) * u128::from(blocks);
+        let ctas = tiles * u128::from(splits);
+        let Some(ctas) = i32::try_from(ctas).ok().map(|ctas| ctas as u32) else {
+            return Err(PlanError::Grid { ctas });
+        };
+        let tiles = ctas / splits;
+        let blocks = blocks as u32;
         let section = v3::section(problem, blocks);
-        let block_kv = config.tiles.block_kv;
-        let mut arguments = vec![
-            self.tensor_map(Buffer::Q, "q", hopper::ROWS)?,
-            self.tensor_map(Buffer::K, "k", block_kv)?,
-            self.tensor_map(Buffer::V, "v", block_kv)?,
+        let mut arguments = first;
+        arguments.extend([
             ArgRef::S32(problem.seqlen_q as i32),
             ArgRef::S32(problem.seqlen_k as i32),
-            ArgRef::U32(problem.heads_q as u32),
+            ArgRef::U32(heads as u32),
             ArgRef::U32(problem.group() as u32),
             ArgRef::U32(blocks),
             ArgRef::U32(tiles),
             ArgRef::U32(heads_in_all as u32),
             ArgRef::U32(section),
-        ];
+        ]);
+        if config.split {
+            arguments.push(ArgRef::U32(splits));
+        }
         if config.varlen {
             arguments.extend([ArgRef::Buffer(Buffer::CuSeqlensQ), ArgRef::Buffer(Buffer::CuSeqlensK)]);
         }
@@ -751,29 +950,37 @@ impl Planner<'_> {
             let side = |side: Option<usize>| ArgRef::S32(side.unwrap_or(most).min(most) as i32);
             arguments.extend([side(problem.mask.left), side(problem.mask.right)]);
         }
-        arguments.extend(self.out()?);
-        arguments.push(ArgRef::Buffer(Buffer::Lse));
-        if config.varlen {
-            arguments.push(ArgRef::U32(problem.total_q() as u32));
-        }
+        arguments.extend(tensors);
+        arguments.extend(results);
         arguments.push(ArgRef::F32(problem.scale() as f32));
+        arguments.extend(problem.softcap.map(ArgRef::F32));
+        if let Some(slopes) = &problem.alibi_slopes {
+            let of_entry = if slopes.len() == problem.heads_q { 0 } else { problem.heads_q };
+            arguments.extend([ArgRef::Buffer(Buffer::AlibiSlopes), ArgRef::U32(of_entry as u32)]);
+        }
         if config.dynamic {
             let counter = self.workspace("counter", &[8])?;
             self.workspaces.iter_mut().for_each(|workspace| workspace.zeroed = true);
             arguments.push(ArgRef::Buffer(counter));
         }
-        let Program { kernel, shared } = v3::v3(&config)?;
+        let Program { kernel, shared } = write(&config)?;
+        let allowed = sm.limits().shared_opt_in_per_block;
+        if shared.bytes() > u64::from(allowed) {
+            return Err(PlanError::Shared { stratum, sum: shared.to_string(), allowed, sm });
+        }
         self.launches.push(LaunchPlan {
             block: kernel.required_block.unwrap_or([config.tiles.threads, 1, 1]),
             kernel,
-            grid: [tiles, 1, 1],
+            grid: [ctas, 1, 1],
             dynamic_shared: shared.bytes() as u32,
             shared,
             arguments,
             blocks,
-            group: 1,
-            heads: problem.heads_q as u32,
+            group: (problem.heads_q / heads) as u32,
+            heads: heads as u32,
             section: Some(section),
+            splits,
+            stays,
         });
         Ok(())
     }
@@ -896,6 +1103,8 @@ impl Planner<'_> {
             group: (problem.heads_q / heads) as u32,
             heads: heads as u32,
             section: None,
+            splits: 1,
+            stays: false,
         });
         Ok(())
     }
@@ -925,6 +1134,10 @@ impl Plan {
     /// # Errors
     /// When an address is not aligned as the layout said, or there are not as many workspaces as the plan has.
     pub fn launches(&self, buffers: &Buffers, multiprocessors: Option<u32>) -> Result<Vec<Launch<'_>>, PlanError> {
+        // Nothing runs, so nothing is read: tensors without an element may be anywhere.
+        if self.launches.is_empty() {
+            return Ok(Vec::new());
+        }
         let (given, needed) = (buffers.workspaces.len(), self.workspaces.len());
         if given != needed {
             return Err(PlanError::Workspaces { given, needed });
@@ -945,6 +1158,7 @@ impl Plan {
             Buffer::Lse => buffers.lse,
             Buffer::CuSeqlensQ => buffers.cu_seqlens_q,
             Buffer::CuSeqlensK => buffers.cu_seqlens_k,
+            Buffer::AlibiSlopes => buffers.alibi_slopes,
             Buffer::Workspace(index) => buffers.workspaces.get(index).copied().unwrap_or(0),
         };
         let argument = |argument: &ArgRef| match *argument {
@@ -958,9 +1172,9 @@ impl Plan {
             ArgRef::F32(value) => Argument::F32(value),
         };
         let launch = |plan| {
-            let LaunchPlan { kernel, grid, block, dynamic_shared, arguments, section, .. }: &LaunchPlan = plan;
+            let LaunchPlan { kernel, grid, block, dynamic_shared, arguments, stays, .. }: &LaunchPlan = plan;
             let arguments = arguments.iter().map(argument).collect();
-            let resident = multiprocessors.filter(|_| section.is_some()).unwrap_or(u32::MAX);
+            let resident = multiprocessors.filter(|_| *stays).unwrap_or(u32::MAX);
             Launch {
                 kernel,
                 grid: [grid[0].min(resident), grid[1], grid[2]],
@@ -986,7 +1200,12 @@ impl Plan {
             };
             let before = index / section * section;
             let heads = section.min(self.batch as u64 * u64::from(launch.heads) - before);
-            (0..blocks).map(|from_last| before * blocks + from_last * heads + index - before).collect()
+            let tiles = launch.ctas() / u64::from(launch.splits);
+            let of_part = |part| {
+                let first = part * tiles + before * blocks + index - before;
+                (0..blocks).map(move |from_last| first + from_last * heads)
+            };
+            (0..u64::from(launch.splits)).flat_map(of_part).collect()
         };
         self.launches.iter().map(|launch| if there { of(launch) } else { Vec::new() }).collect()
     }

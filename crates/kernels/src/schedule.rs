@@ -22,14 +22,19 @@ pub struct Schedule {
     section: Reg<U32>,
     heads: Reg<U32>,
     group: Reg<U32>,
-    seqlen_q: Reg<S32>,
+    /// Queries of a sequence, or of a packed batch's longest.
+    pub seqlen_q: Reg<S32>,
     seqlen_k: Reg<S32>,
+    /// How many CTAs split a tile's keys among them.
+    splits: Option<Reg<U32>>,
     /// Where each sequence begins, of queries and of keys.
     cu_seqlens: Option<[Reg<U64>; 2]>,
     left: Option<Reg<S32>>,
     right: Option<Reg<S32>>,
     block_q: u32,
     block_kv: u32,
+    /// Whether the rows of a tile are the query heads of a KV head, query after query.
+    grouped: bool,
 }
 
 /// A tile of queries, and the blocks of keys it needs.
@@ -37,7 +42,7 @@ pub struct Schedule {
 pub struct Work {
     /// Batch entry.
     pub batch: Reg<U32>,
-    /// Query head.
+    /// Query head; of those a tile has, the first.
     pub head: Reg<U32>,
     /// KV head.
     pub kv_head: Reg<U32>,
@@ -51,7 +56,7 @@ pub struct Work {
     pub first_q: Option<Reg<S32>>,
     /// The first key of the sequence among all of a packed batch.
     pub first_k: Option<Reg<S32>>,
-    /// The tile's first query in its sequence.
+    /// The tile's first row among those of its sequence: its first query, unless rows are those of several heads.
     pub row: Reg<S32>,
     /// `seqlen_k - seqlen_q`: how far the diagonal is to the right.
     pub diagonal: Reg<S32>,
@@ -65,11 +70,13 @@ pub struct Work {
     pub right_border: Reg<S32>,
     /// The first block that every query sees from its beginning.
     pub left_border: Option<Reg<S32>>,
+    /// Where keys are split, which part of them these blocks are.
+    pub part: Option<Reg<U32>>,
 }
 
 impl Schedule {
-    /// Declares `seqlen_q`, `seqlen_k`, `heads`, `group`, `blocks`, `tiles`, `heads_in_all`, `section`; of a packed batch
-    /// `cu_seqlens_q` and `cu_seqlens_k`; of a window `left` and `right`.
+    /// Declares `seqlen_q`, `seqlen_k`, `heads`, `group`, `blocks`, `tiles`, `heads_in_all`, `section`; of split keys
+    /// `splits`; of a packed batch `cu_seqlens_q` and `cu_seqlens_k`; of a window `left` and `right`.
     #[track_caller]
     pub fn new(k: &mut KernelBuilder, config: &Config) -> Self {
         k.at(Location::caller(), |k| {
@@ -77,6 +84,7 @@ impl Schedule {
             let (heads, group) = (k.param("heads"), k.param("group"));
             let (blocks, tiles) = (k.param("blocks"), k.param("tiles"));
             let (heads_in_all, section) = (k.param("heads_in_all"), k.param("section"));
+            let splits = config.split.then(|| k.param("splits"));
             let cu_seqlens =
                 config.varlen.then(|| [k.pointer_param("cu_seqlens_q", 4), k.pointer_param("cu_seqlens_k", 4)]);
             let (left, right) = match (config.window, config.causal) {
@@ -94,19 +102,45 @@ impl Schedule {
                 group,
                 seqlen_q,
                 seqlen_k,
+                splits,
                 cu_seqlens,
                 left,
                 right,
                 block_q,
                 block_kv,
+                grouped: config.grouped,
             }
         })
     }
 
-    /// What tile `index` is.
+    /// What tile `index` is; where keys are split, all tiles with their first part of the keys come first, then all with the next.
     #[track_caller]
     pub fn work(&self, k: &mut KernelBuilder, index: Reg<U32>) -> Work {
         k.at(Location::caller(), |k| {
+            let Some(splits) = self.splits else { return self.whole(k, index) };
+            let part = k.div(index, self.tiles);
+            let before = k.mul(part, self.tiles);
+            let index = k.sub(index, before);
+            let whole = self.whole(k, index);
+            // Equal parts of the blocks, from the last down.
+            let lowest = whole.lowest.unwrap_or_else(|| k.mov(0));
+            let blocks = k.sub(whole.last, lowest);
+            let splits = splits.cast::<S32>();
+            let blocks = k.add(blocks, splits);
+            let blocks = k.max(blocks, 0);
+            let blocks = k.div(blocks, splits);
+            let taken = k.mul(blocks, part.cast());
+            let last = k.sub(whole.last, taken);
+            let end = k.sub(last, blocks);
+            let first = k.add(end, 1);
+            let lowest = k.max(first, lowest);
+            Work { last, lowest: Some(lowest), part: Some(part), ..whole }
+        })
+    }
+
+    /// What tile `index` is, with all its keys.
+    fn whole(&self, k: &mut KernelBuilder, index: Reg<U32>) -> Work {
+        {
             let split = |k: &mut KernelBuilder, index: Reg<U32>, by: Reg<U32>| {
                 let quotient = k.div(index, by);
                 let product = k.mul(quotient, by);
@@ -123,7 +157,11 @@ impl Schedule {
             let last = k.sub(self.blocks, 1);
             let block = k.sub(last, from_last);
             let (batch, head) = split(k, index, self.heads);
-            let kv_head = k.div(head, self.group);
+            let (kv_head, head, index) = if self.grouped {
+                (head, k.mul(head, self.group), k.mul(index, self.group))
+            } else {
+                (k.div(head, self.group), head, index)
+            };
             let row = k.mul(block, self.block_q).cast::<S32>();
 
             let (mut seqlen_q, mut seqlen_k, mut first) = (self.seqlen_q, self.seqlen_k, None);
@@ -139,10 +177,12 @@ impl Schedule {
             }
             let diagonal = k.sub(seqlen_k, seqlen_q);
 
-            // The tile's rows are row .. end, exclusive; none where the sequence has ended.
-            let end = k.add(row, self.block_q as i32);
-            let end = k.min(end, seqlen_q);
-            let last_row = k.sub(end, 1);
+            // The tile's queries; none where the sequence has ended.
+            let (first_row, _) = self.query(k, row);
+            let last_row = k.add(row, self.block_q as i32 - 1);
+            let (last_row, _) = self.query(k, last_row);
+            let last_query = k.sub(seqlen_q, 1);
+            let last_row = k.min(last_row, last_query);
             let ends = |k: &mut KernelBuilder, row: Reg<S32>| match self.right {
                 None => seqlen_k,
                 Some(right) => {
@@ -158,11 +198,11 @@ impl Schedule {
                 let begin = k.sub(begin, left);
                 k.max(begin, 0)
             };
-            let (mut seen_by_first, mut seen_by_last) = (ends(k, row), ends(k, last_row));
+            let (mut seen_by_first, mut seen_by_last) = (ends(k, first_row), ends(k, last_row));
             let mut origin = None;
             if let Some(left) = self.left {
-                let first_row = k.mov::<S32>(0);
-                let first_key = begins(k, first_row, left);
+                let first_query = k.mov::<S32>(0);
+                let first_key = begins(k, first_query, left);
                 seen_by_first = k.sub(seen_by_first, first_key);
                 seen_by_first = k.max(seen_by_first, 0);
                 seen_by_last = k.sub(seen_by_last, first_key);
@@ -171,7 +211,7 @@ impl Schedule {
             let block_kv = self.block_kv as i32;
             let (lowest, left_border) = match (self.left, origin) {
                 (Some(left), Some(origin)) => {
-                    let from = begins(k, row, left);
+                    let from = begins(k, first_row, left);
                     let from = k.sub(from, origin);
                     let lowest = k.div(from, block_kv);
                     let from = begins(k, last_row, left);
@@ -186,7 +226,7 @@ impl Schedule {
             let last = k.sub(blocks, 1);
             let right_border = k.div(seen_by_first, block_kv);
             // A tile past the sequence's end has no row, and needs no key.
-            let none = k.setp(Compare::Ge, row, seqlen_q);
+            let none = k.setp(Compare::Ge, first_row, seqlen_q);
             let last = k.selp(-1, last, none);
             Work {
                 batch,
@@ -204,15 +244,29 @@ impl Schedule {
                 last,
                 right_border,
                 left_border,
+                part: None,
             }
+        }
+    }
+
+    /// The query of a row of its sequence, and where rows are those of several heads, which of them.
+    #[track_caller]
+    pub fn query(&self, k: &mut KernelBuilder, row: Reg<S32>) -> (Reg<S32>, Option<Reg<U32>>) {
+        if !self.grouped {
+            return (row, None);
+        }
+        k.at(Location::caller(), |k| {
+            let query = k.div(row.cast::<U32>(), self.group);
+            let heads = k.mul(query, self.group);
+            (query.cast(), Some(k.sub(row.cast::<U32>(), heads)))
         })
     }
 
-    /// The keys that a row sees, `first..end`, in its sequence.
+    /// The keys that a query sees, `first..end`, in its sequence.
     #[track_caller]
-    pub fn seen(&self, k: &mut KernelBuilder, work: &Work, row: Reg<S32>) -> (Option<Reg<S32>>, Reg<S32>) {
+    pub fn seen(&self, k: &mut KernelBuilder, work: &Work, query: Reg<S32>) -> (Option<Reg<S32>>, Reg<S32>) {
         k.at(Location::caller(), |k| {
-            let position = k.add(row, work.diagonal);
+            let position = k.add(query, work.diagonal);
             let first = self.left.map(|left| k.sub(position, left));
             let end = match self.right {
                 None => work.seqlen_k,

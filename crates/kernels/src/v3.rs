@@ -7,22 +7,34 @@
 //!
 //! What it shows: the tensor cores are hardly ever idle; below 128 columns the exponentials are as much the limit.
 
-use std::f32::consts::LOG2_E;
+use ptx::{B32, Compare, Global, KernelBuilder, KernelError, Pointer, Pred, Reg, S32, Special, TensorMapParam, U32};
 
-use ptx::{
-    B32, Compare, F32, Global, KernelBuilder, KernelError, Pointer, Pred, Reg, S32, Special, TensorMapParam, U32,
-};
-
-use crate::accumulator::{Accumulator, OutRows, PerRow, Quad, RowState, Visible};
+use crate::accumulator::{Accumulator, Quad, RowState, Visible};
 use crate::config::{Config, Program, Tiles};
+use crate::copies::Copies;
 use crate::hopper::{BARRIER, Cursor, ROWS, Ring, SLAB, Tile, Turns, WARPGROUP, multiply_columns, multiply_rows};
+use crate::results::{Place, Results};
 use crate::schedule::{Schedule, Work};
+use crate::scores::{Alibi, Scores};
+use crate::strided::Strided;
 use crate::tile::SharedMemory;
-use crate::{Mask, PlanError, Problem};
+use crate::{Mask, PlanError, Problem, mma};
 
 /// Registers per thread of the loading warpgroup and of the computing ones, by how many compute. Together they are what
 /// the CTA was launched with.
 const REGISTERS: [(u32, u32); 3] = [(56, 256), (24, 240), (32, 160)];
+
+/// The same where the loading warpgroup copies by itself.
+const REGISTERS_BY_THREADS: [(u32, u32); 3] = [(56, 256), (40, 232), (32, 160)];
+
+/// Rows of a tile that the loading warpgroup copies at once: a thread for each chunk of a slab's row.
+const ROW_STEP: u32 = WARPGROUP * mma::CHUNK / (2 * SLAB);
+
+/// Those of a configuration.
+fn registers(config: &Config) -> (u32, u32) {
+    let table = if config.by_threads { REGISTERS_BY_THREADS } else { REGISTERS };
+    table[(config.tiles.block_q / ROWS) as usize - 1]
+}
 
 /// Tiles of keys, and of values, on their way or in use.
 const STAGES: u32 = 2;
@@ -119,7 +131,7 @@ pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
         );
     }
     let columns = config.head_dim_v.next_multiple_of(SLAB);
-    let most = REGISTERS[consumers as usize - 1].1.min(255) - OTHERS;
+    let most = registers(config).1.min(255) - OTHERS;
     if block_kv / 2 + block_kv / 4 + columns / 2 > most {
         let allowed = format!(
             "at most {}: a thread of {block_q} queries has {most} registers for scores, exponentials and output",
@@ -151,6 +163,7 @@ struct Cta<'a> {
     config: &'a Config,
     geometry: Geometry,
     schedule: Schedule,
+    scores: Scores,
     /// This warp's warpgroup: 0 loads.
     warpgroup: Reg<U32>,
     lane: Reg<U32>,
@@ -175,14 +188,15 @@ pub fn v3(config: &Config) -> Result<Program, KernelError> {
     k.require_block([geometry.threads(), 1, 1]);
     k.min_ctas_per_sm(1);
 
-    let maps = ["q_map", "k_map", "v_map"].map(|name| k.tensor_map_param(name));
+    let source = Source::new(k, config);
     let schedule = Schedule::new(k, config);
     let results = Results::new(k, config);
+    let scores = Scores::new(k, config);
     let mut memory = SharedMemory::default();
-    let cta = Cta::new(k, config, geometry, schedule, &mut memory);
+    let cta = Cta::new(k, config, geometry, schedule, scores, &mut memory);
 
     let loads = k.setp(Compare::Eq, cta.warpgroup, 0);
-    k.if_else(loads, |k| produce(k, &cta, maps), |k| consume(k, &cta, &results));
+    k.if_else(loads, |k| produce(k, &cta, source), |k| consume(k, &cta, &results));
     Ok(Program { kernel: kernel.finish()?, shared: memory })
 }
 
@@ -193,6 +207,7 @@ impl<'a> Cta<'a> {
         config: &'a Config,
         geometry: Geometry,
         schedule: Schedule,
+        scores: Scores,
         memory: &mut SharedMemory,
     ) -> Self {
         let Geometry { consumers, queries, keys, values, query_stages } = geometry;
@@ -225,11 +240,25 @@ impl<'a> Cta<'a> {
         // Read from one lane, so that the assembler knows it is the same in all.
         let warpgroup = k.shr(thread, WARPGROUP.ilog2());
         let warpgroup = k.shfl_idx(warpgroup, 0);
-        let cta = Self { config, geometry, schedule, warpgroup, lane, queries: q, keys: kv, values: v, next, numbers };
+        let cta = Self {
+            config,
+            geometry,
+            schedule,
+            scores,
+            warpgroup,
+            lane,
+            queries: q,
+            keys: kv,
+            values: v,
+            next,
+            numbers,
+        };
         let first = k.setp(Compare::Eq, thread, 0);
         k.if_(first, |k| {
-            cta.queries.iter().for_each(|ring| ring.init(k, 4));
-            [cta.keys, cta.values, cta.next].iter().for_each(|ring| ring.init(k, 4 * consumers));
+            let writers = if config.by_threads { WARPGROUP } else { 1 };
+            cta.queries.iter().for_each(|ring| ring.init(k, writers, 4));
+            [cta.keys, cta.values].iter().for_each(|ring| ring.init(k, writers, 4 * consumers));
+            cta.next.init(k, 1, 4 * consumers);
             k.fence_mbarrier_init();
         });
         k.bar_sync(0);
@@ -262,78 +291,256 @@ impl<'a> Cta<'a> {
     }
 }
 
-/// The warp that loads: for each tile its queries, then its keys and values from the last block down.
-fn produce(k: &mut KernelBuilder, cta: &Cta, [q_map, k_map, v_map]: [TensorMapParam; 3]) {
-    let Geometry { consumers, queries, keys, values, .. } = cta.geometry;
-    let block_kv = cta.config.tiles.block_kv;
-    k.fewer_registers(REGISTERS[consumers as usize - 1].0);
-    let thread = k.tid_x();
-    let one = k.setp(Compare::Eq, thread, 0);
-    k.if_(one, |k| {
-        let counter = cta.config.dynamic.then(|| k.pointer_param("counter", 8));
-        let ctas = k.special(Special::NctaidX);
-        let [at_queries, at_keys, at_next] = [(); 3].map(|()| Cursor::new(k));
-        let tile = k.ctaid_x();
-        let more = |k: &mut KernelBuilder, tile: Reg<U32>| k.setp(Compare::Lt, tile, cta.schedule.tiles);
-        k.while_(
-            |k| more(k, tile),
-            |k| {
-                let work = cta.schedule.work(k, tile);
-                // Asked for early: the answer takes as long as a load.
-                let following = match counter {
-                    None => k.add(tile, ctas),
-                    Some(counter) => {
-                        let taken = k.atomic_add(Pointer::at(counter), 1);
-                        k.add(taken, ctas)
-                    }
-                };
-                let nothing = work.sees_nothing(k);
-                k.if_(!nothing, |k| {
-                    for (group, ring) in cta.queries.iter().enumerate() {
-                        let full = ring.begin_filling(k, at_queries, queries.bytes());
-                        let row = k.add(work.row, (group as u32 * ROWS) as i32);
-                        let packed = work.first_q.map(|first| (first, work.seqlen_q));
-                        let rows = cta.rows(k, row, work.head, work.batch, packed);
-                        let to = ring.tile(k, at_queries);
-                        queries.load(k, to, q_map, &rows, full);
-                    }
-                    cta.queries[0].advance(k, at_queries);
-                    let block = k.mov(work.last);
-                    k.while_(
-                        |k| !work.is_over(k, block),
-                        |k| {
-                            let key = work.key(k, block, block_kv);
-                            let packed = work.first_k.map(|first| (first, work.seqlen_k));
-                            let rows = cta.rows(k, key, work.kv_head, work.batch, packed);
-                            for (ring, tile, map) in [(cta.keys, keys, k_map), (cta.values, values, v_map)] {
-                                let full = ring.begin_filling(k, at_keys, tile.bytes());
-                                let to = ring.tile(k, at_keys);
-                                tile.load(k, to, map, &rows, full);
-                            }
-                            cta.keys.advance(k, at_keys);
-                            k.sub_to(block, block, 1);
-                        },
-                    );
-                });
-                if counter.is_some() {
-                    cta.next.wait_empty(k, at_next);
-                    let place = number(k, cta, at_next);
-                    k.st(place, following);
-                    cta.next.fill(k, at_next);
-                    cta.next.advance(k, at_next);
+/// Where the tiles come from.
+enum Source {
+    /// Tensors that the copy engine can address.
+    Maps([TensorMapParam; 3]),
+    /// Any others, which the loading warpgroup's threads copy.
+    Tensors([Strided; 3]),
+}
+
+impl Source {
+    /// Declares the parameters.
+    fn new(k: &mut KernelBuilder, config: &Config) -> Self {
+        match config.by_threads {
+            false => Self::Maps(["q_map", "k_map", "v_map"].map(|name| k.tensor_map_param(name))),
+            true => Self::Tensors(["q", "k", "v"].map(|name| Strided::new(k, name, config.piece))),
+        }
+    }
+}
+
+/// The warpgroup that loads: for each tile its queries, then its keys and values from the last block down.
+fn produce(k: &mut KernelBuilder, cta: &Cta, source: Source) {
+    k.fewer_registers(registers(cta.config).0);
+    match source {
+        Source::Maps(maps) => {
+            let thread = k.tid_x();
+            let one = k.setp(Compare::Eq, thread, 0);
+            k.if_(one, |k| {
+                let [at_queries, at_keys] = [(); 2].map(|()| Cursor::new(k));
+                for_each_tile(k, cta, |k, work| load(k, cta, work, maps, at_queries, at_keys));
+            });
+        }
+        Source::Tensors(tensors) => {
+            let gather = Gather::new(k, cta, tensors);
+            for_each_tile(k, cta, |k, work| gather.load(k, work));
+        }
+    }
+}
+
+/// Goes through the CTA's tiles, as far as some query sees a key.
+fn for_each_tile(k: &mut KernelBuilder, cta: &Cta, load: impl FnOnce(&mut KernelBuilder, &Work)) {
+    let counter = cta.config.dynamic.then(|| k.pointer_param("counter", 8));
+    let ctas = k.special(Special::NctaidX);
+    let at_next = Cursor::new(k);
+    let tile = k.ctaid_x();
+    k.while_(
+        |k| k.setp(Compare::Lt, tile, cta.schedule.tiles),
+        |k| {
+            let work = cta.schedule.work(k, tile);
+            // Asked for early: the answer takes as long as a load.
+            let following = match counter {
+                None => k.add(tile, ctas),
+                Some(counter) => {
+                    let taken = k.atomic_add(Pointer::at(counter), 1);
+                    k.add(taken, ctas)
                 }
-                k.mov_to(tile, following);
+            };
+            let nothing = work.sees_nothing(k);
+            k.if_(!nothing, |k| load(k, &work));
+            if counter.is_some() {
+                cta.next.wait_empty(k, at_next);
+                let place = number(k, cta, at_next);
+                k.st(place, following);
+                cta.next.fill(k, at_next);
+                cta.next.advance(k, at_next);
+            }
+            k.mov_to(tile, following);
+        },
+    );
+    if let Some(counter) = counter {
+        // The last CTA to end leaves the counters as it found them.
+        let last = k.sub(ctas, 1);
+        let ended = k.atomic_inc(Pointer::at(counter).offset(4), last);
+        let all = k.setp(Compare::Eq, ended, last);
+        let zero = k.mov::<U32>(0);
+        k.when(all, |k| k.st(Pointer::<Global>::at(counter), zero));
+    }
+}
+
+/// Has the copy engine bring what a tile needs, asked by one thread.
+fn load(
+    k: &mut KernelBuilder,
+    cta: &Cta,
+    work: &Work,
+    [q_map, k_map, v_map]: [TensorMapParam; 3],
+    at_queries: Cursor,
+    at_keys: Cursor,
+) {
+    let Geometry { queries, keys, values, .. } = cta.geometry;
+    for (group, ring) in cta.queries.iter().enumerate() {
+        let full = ring.begin_filling(k, at_queries, queries.bytes());
+        let row = k.add(work.row, (group as u32 * ROWS) as i32);
+        let packed = work.first_q.map(|first| (first, work.seqlen_q));
+        let rows = cta.rows(k, row, work.head, work.batch, packed);
+        let to = ring.tile(k, at_queries);
+        queries.load(k, to, q_map, &rows, full);
+    }
+    cta.queries[0].advance(k, at_queries);
+    let block = k.mov(work.last);
+    k.while_(
+        |k| !work.is_over(k, block),
+        |k| {
+            let key = work.key(k, block, cta.config.tiles.block_kv);
+            let packed = work.first_k.map(|first| (first, work.seqlen_k));
+            let rows = cta.rows(k, key, work.kv_head, work.batch, packed);
+            for (ring, tile, map) in [(cta.keys, keys, k_map), (cta.values, values, v_map)] {
+                let full = ring.begin_filling(k, at_keys, tile.bytes());
+                let to = ring.tile(k, at_keys);
+                tile.load(k, to, map, &rows, full);
+            }
+            cta.keys.advance(k, at_keys);
+            k.sub_to(block, block, 1);
+        },
+    );
+}
+
+/// The loading warpgroup's threads, which copy the tiles themselves where the copy engine cannot address the tensors.
+struct Gather<'a> {
+    cta: &'a Cta<'a>,
+    q: Gathered,
+    k: Gathered,
+    v: Gathered,
+    at_queries: Cursor,
+    at_keys: Cursor,
+    /// One tile behind: the values that are on their way.
+    at_values: Cursor,
+}
+
+/// A tensor, and how the threads share its tiles.
+struct Gathered {
+    tensor: Strided,
+    copies: Copies,
+    /// Rows of a tile.
+    rows: u32,
+    /// This thread's first row of a tile, and the byte in it.
+    row: Reg<U32>,
+    column: Reg<ptx::U64>,
+    /// Bytes from one of its rows to the next.
+    step: Reg<ptx::U64>,
+}
+
+impl Gathered {
+    fn new(k: &mut KernelBuilder, cta: &Cta, tensor: Strided, tile: Tile, columns: u32) -> Self {
+        let thread = k.tid_x();
+        let bytes = |columns: u32| columns * cta.config.dtype.bytes() as u32;
+        let row_bytes = bytes(tile.columns);
+        let tile = mma::Tile { rows: tile.rows, row_bytes };
+        let copies = Copies::new(k, thread, WARPGROUP, tile, bytes(columns), cta.config.piece);
+        // Every slab is of one width.
+        let (row, column) = copies.places(k)[0];
+        let step = k.mul(tensor.row, u64::from(ROW_STEP));
+        Self { tensor, copies, rows: tile.rows, row, column, step }
+    }
+
+    /// Begins to bring rows from `first` on of a sequence of `length` rows, the first of which is row `begin`.
+    fn fetch(
+        &self,
+        k: &mut KernelBuilder,
+        to: Reg<U32>,
+        (batch, head): (Reg<U32>, Reg<U32>),
+        begin: Option<Reg<S32>>,
+        (first, length): (Reg<S32>, Reg<S32>),
+    ) {
+        let left = k.sub(length, first);
+        // The thread's last row, which is asked for first.
+        let row = k.add(first, self.row.cast::<S32>());
+        let last = self.rows - ROW_STEP;
+        let row = k.add(row, last as i32);
+        let row = match begin {
+            None => row,
+            Some(begin) => k.add(row, begin),
+        };
+        let head = self.tensor.of_head(k, batch, head);
+        let head = k.add(head, self.column);
+        let mut address = self.tensor.of_row(k, head, row);
+        let fetched = self.copies.fetch(k, to, None, |k, _, offset| {
+            if offset < last {
+                address = k.sub(address, self.step);
+            }
+            let row = k.add(self.row, offset).cast::<S32>();
+            (address, Some(k.setp(Compare::Lt, row, left)))
+        });
+        fetched.put(k);
+        k.cp_async_commit();
+    }
+}
+
+impl<'a> Gather<'a> {
+    fn new(k: &mut KernelBuilder, cta: &'a Cta<'a>, [q, keys, v]: [Strided; 3]) -> Self {
+        let Geometry { queries, keys: key_tile, values, .. } = cta.geometry;
+        let Config { head_dim, head_dim_v, .. } = *cta.config;
+        let [at_queries, at_keys, at_values] = [(); 3].map(|()| Cursor::new(k));
+        Self {
+            cta,
+            q: Gathered::new(k, cta, q, queries, head_dim),
+            k: Gathered::new(k, cta, keys, key_tile, head_dim),
+            v: Gathered::new(k, cta, v, values, head_dim_v),
+            at_queries,
+            at_keys,
+            at_values,
+        }
+    }
+
+    /// Copies what a tile needs. While a tile of keys or values is on its way the one before it arrives.
+    fn load(&self, k: &mut KernelBuilder, work: &Work) {
+        let Self { cta, at_queries, at_keys, .. } = *self;
+        for (group, ring) in cta.queries.iter().enumerate() {
+            ring.wait_empty(k, at_queries);
+            let row = k.add(work.row, (group as u32 * ROWS) as i32);
+            let to = ring.tile(k, at_queries);
+            self.q.fetch(k, to, (work.batch, work.head), work.first_q, (row, work.seqlen_q));
+        }
+        self.arrived(k, 0);
+        cta.queries.iter().for_each(|ring| ring.fill(k, at_queries));
+        cta.queries[0].advance(k, at_queries);
+
+        let block = k.mov(work.last);
+        let on_their_way = k.mov_p(false);
+        k.while_(
+            |k| !work.is_over(k, block),
+            |k| {
+                let key = work.key(k, block, cta.config.tiles.block_kv);
+                let (head, rows) = ((work.batch, work.kv_head), (key, work.seqlen_k));
+                cta.keys.wait_empty(k, at_keys);
+                let to = cta.keys.tile(k, at_keys);
+                self.k.fetch(k, to, head, work.first_k, rows);
+                k.if_(on_their_way, |k| self.values_arrived(k, 1));
+                cta.values.wait_empty(k, at_keys);
+                let to = cta.values.tile(k, at_keys);
+                self.v.fetch(k, to, head, work.first_k, rows);
+                k.mov_p_to(on_their_way, true);
+                self.arrived(k, 1);
+                cta.keys.fill(k, at_keys);
+                cta.keys.advance(k, at_keys);
+                k.sub_to(block, block, 1);
             },
         );
-        if let Some(counter) = counter {
-            // The last CTA to end leaves the counters as it found them.
-            let last = k.sub(ctas, 1);
-            let ended = k.atomic_inc(Pointer::at(counter).offset(4), last);
-            let all = k.setp(Compare::Eq, ended, last);
-            let zero = k.mov::<U32>(0);
-            k.when(all, |k| k.st(Pointer::<Global>::at(counter), zero));
-        }
-    });
+        self.values_arrived(k, 0);
+    }
+
+    /// The values on their way have come; of what was asked for after them, `behind` tiles may not.
+    fn values_arrived(&self, k: &mut KernelBuilder, behind: u32) {
+        self.arrived(k, behind);
+        self.cta.values.fill(k, self.at_values);
+        self.cta.values.advance(k, self.at_values);
+    }
+
+    /// All but the last `behind` tiles have come, and matrix instructions may read them.
+    fn arrived(&self, k: &mut KernelBuilder, behind: u32) {
+        k.cp_async_wait(behind);
+        k.fence_proxy_async();
+    }
 }
 
 /// Where the number of the next tile lies.
@@ -342,63 +549,10 @@ fn number(k: &mut KernelBuilder, cta: &Cta, at: Cursor) -> Pointer<ptx::Shared> 
     Pointer::at(next.tile(k, at))
 }
 
-/// The tensors a kernel writes: kernel parameters.
-struct Results {
-    out: ResultTensor,
-    lse: Reg<ptx::U64>,
-    /// Queries of a packed batch in all.
-    total_q: Option<Reg<U32>>,
-    scale: Reg<F32>,
-}
-
-#[derive(Clone, Copy)]
-struct ResultTensor {
-    base: Reg<ptx::U64>,
-    batch: Reg<ptx::U64>,
-    head: Reg<ptx::U64>,
-    row: Reg<ptx::U64>,
-}
-
-impl Results {
-    /// Declares `out` and its strides by batch entry, head and row in bytes, `lse`, of a packed batch `total_q`, and `scale`.
-    fn new(k: &mut KernelBuilder, config: &Config) -> Self {
-        let base = k.pointer_param("out", config.vector * 2);
-        let [batch, head, row] = ["out_batch", "out_head", "out_row"].map(|name| k.param(name));
-        let lse = k.pointer_param("lse", 4);
-        let total_q = config.varlen.then(|| k.param("total_q"));
-        let scale = k.param::<F32>("scale");
-        let scale = k.mul(scale, LOG2_E);
-        Self { out: ResultTensor { base, batch, head, row }, lse, total_q, scale }
-    }
-}
-
-/// A tile whose output a warpgroup holds: its place, to be remembered while the next one begins.
-#[derive(Clone, Copy)]
-struct Place {
-    batch: Reg<U32>,
-    head: Reg<U32>,
-    index: Reg<U32>,
-    row: Reg<S32>,
-    seqlen_q: Reg<S32>,
-    first_q: Option<Reg<S32>>,
-}
-
-impl Place {
-    fn of(work: &Work) -> Self {
-        let Work { batch, head, index, row, seqlen_q, first_q, .. } = *work;
-        Self { batch, head, index, row, seqlen_q, first_q }
-    }
-
-    fn set(&self, k: &mut KernelBuilder, other: &Self) {
-        k.mov_to(self.batch, other.batch);
-        k.mov_to(self.head, other.head);
-        k.mov_to(self.index, other.index);
-        k.mov_to(self.row, other.row);
-        k.mov_to(self.seqlen_q, other.seqlen_q);
-        if let (Some(to), Some(from)) = (self.first_q, other.first_q) {
-            k.mov_to(to, from);
-        }
-    }
+/// The tile that a warpgroup computes.
+struct Current<'w> {
+    work: &'w Work,
+    alibi: Option<Alibi>,
 }
 
 /// A warpgroup that computes.
@@ -436,7 +590,7 @@ fn consume(k: &mut KernelBuilder, cta: &Cta, results: &Results) {
 impl<'a> Consumer<'a> {
     fn new(k: &mut KernelBuilder, cta: &'a Cta<'a>, results: &'a Results) -> Self {
         let Geometry { consumers, queries, keys, values, query_stages } = cta.geometry;
-        k.more_registers(REGISTERS[consumers as usize - 1].1);
+        k.more_registers(registers(cta.config).1);
         let group = k.sub(cta.warpgroup, 1);
         let leader = k.setp(Compare::Eq, cta.lane, 0);
         let turns = Turns::new(k, group, consumers);
@@ -476,7 +630,7 @@ impl<'a> Consumer<'a> {
             scores: Accumulator::new(k, block_kv),
             p: k.regs(block_kv as usize / 4),
             out: Accumulator::new(k, values.columns),
-            state: RowState::new(k, results.scale),
+            state: RowState::new(k, cta.scores.to_exponent),
             always: k.mov_p(true),
             never: k.mov_p(false),
         }
@@ -489,15 +643,7 @@ impl<'a> Consumer<'a> {
         let at_next = Cursor::new(k);
         let tile = k.ctaid_x();
         let under_way = k.mov_p(false);
-        let zero = k.mov::<U32>(0);
-        let place = Place {
-            batch: k.mov(zero),
-            head: k.mov(zero),
-            index: k.mov(zero),
-            row: k.mov(0),
-            seqlen_q: k.mov(0),
-            first_q: self.cta.config.varlen.then(|| k.mov(0)),
-        };
+        let place = Place::new(k, self.cta.config.varlen);
         k.while_(
             |k| k.setp(Compare::Lt, tile, schedule.tiles),
             |k| {
@@ -507,16 +653,18 @@ impl<'a> Consumer<'a> {
                     nothing,
                     |k| self.store_nothing(k, &Place::of(&work)),
                     |k| {
+                        let alibi = self.cta.scores.alibi(k, schedule, &work, self.row);
+                        let tile = Current { work: &work, alibi };
                         let block = k.mov(work.last);
                         k.if_else(
                             under_way,
-                            |k| self.begin_beside(k, &work, block, &place),
-                            |k| self.begin(k, &work, block),
+                            |k| self.begin_beside(k, &tile, block, &place),
+                            |k| self.begin(k, &tile, block),
                         );
                         place.set(k, &Place::of(&work));
                         self.out.clear(k);
                         k.mov_p_to(under_way, true);
-                        self.other_blocks(k, &work, block);
+                        self.other_blocks(k, &tile, block);
                         self.queries.advance(k, self.at_queries);
                     },
                 );
@@ -545,22 +693,23 @@ impl<'a> Consumer<'a> {
     }
 
     /// The first block of the first tile.
-    fn begin(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
+    fn begin(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
         self.in_turn(k, |k| {
             self.queries.wait_full(k, self.at_queries);
             self.cta.keys.wait_full(k, self.at_keys);
             self.score(k);
         });
         k.wgmma_wait(0);
-        self.scored(k, work, block);
-        self.hide_at_border(k, work, block);
+        self.scored(k, tile.work, block);
+        self.modify(k, tile, block);
+        self.hide_at_border(k, tile.work, block);
         self.state.clear(k);
         self.state.absorb(k, &self.scores, false);
         self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
     }
 
     /// The first block of a tile, beside the last product of the one before, whose output is stored.
-    fn begin_beside(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, before: &Place) {
+    fn begin_beside(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, before: &Place) {
         self.in_turn(k, |k| {
             self.queries.wait_full(k, self.at_queries);
             self.cta.keys.wait_full(k, self.at_keys);
@@ -569,9 +718,10 @@ impl<'a> Consumer<'a> {
             self.add_values(k);
         });
         k.wgmma_wait(1);
-        self.scored(k, work, block);
-        self.hide_at_border(k, work, block);
-        let state = RowState::new(k, self.results.scale);
+        self.scored(k, tile.work, block);
+        self.modify(k, tile, block);
+        self.hide_at_border(k, tile.work, block);
+        let state = RowState::new(k, self.cta.scores.to_exponent);
         state.clear(k);
         state.absorb(k, &self.scores, false);
         k.wgmma_wait(0);
@@ -582,7 +732,8 @@ impl<'a> Consumer<'a> {
     }
 
     /// The blocks of a tile after its first, from the last down: those at a border masked, the others not.
-    fn other_blocks(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
+    fn other_blocks(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
+        let work = tile.work;
         let config = self.cta.config;
         let bounded_right = config.causal || config.window;
         if bounded_right {
@@ -594,7 +745,7 @@ impl<'a> Consumer<'a> {
                     };
                     k.setp(Compare::Gt, block, border)
                 },
-                |k| self.block(k, work, block, true),
+                |k| self.block(k, tile, block, true),
             );
         }
         k.while_(
@@ -605,15 +756,15 @@ impl<'a> Consumer<'a> {
                 }
                 _ => k.setp(Compare::Gt, block, 0),
             },
-            |k| self.block(k, work, block, false),
+            |k| self.block(k, tile, block, false),
         );
         if let Some(lowest) = work.lowest {
-            k.while_(|k| k.setp(Compare::Gt, block, lowest), |k| self.block(k, work, block, true));
+            k.while_(|k| k.setp(Compare::Gt, block, lowest), |k| self.block(k, tile, block, true));
         }
     }
 
     /// The next block: its scores beside the product with the values of the one before.
-    fn block(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, masked: bool) {
+    fn block(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, masked: bool) {
         let config = self.cta.config;
         k.sub_to(block, block, 1);
         self.in_turn(k, |k| {
@@ -623,11 +774,12 @@ impl<'a> Consumer<'a> {
             self.add_values(k);
         });
         k.wgmma_wait(1);
-        self.scored(k, work, block);
+        self.scored(k, tile.work, block);
+        self.modify(k, tile, block);
         if masked {
-            self.hide(k, work, block);
+            self.hide(k, tile.work, block);
         }
-        let rescale = self.state.absorb(k, &self.scores, !config.causal && !config.window);
+        let rescale = self.state.absorb(k, &self.scores, !config.causal && !config.window && !config.alibi);
         k.wgmma_wait(0);
         self.valued(k);
         self.scores.narrow_to(k, config.dtype, &self.p);
@@ -677,6 +829,21 @@ impl<'a> Consumer<'a> {
         self.cta.values.advance(k, self.at_values);
     }
 
+    /// The key of the thread's first column.
+    fn column(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) -> Reg<S32> {
+        let key = work.key(k, block, self.cta.config.tiles.block_kv);
+        k.mad(self.quad.place.cast::<S32>(), 2, key)
+    }
+
+    /// Products become scores, where that takes more than a factor.
+    fn modify(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
+        let Config { softcap, alibi, .. } = *self.cta.config;
+        if softcap || alibi {
+            let column = self.column(k, tile.work, block);
+            self.cta.scores.modify(k, &self.scores, tile.alibi.as_ref(), column);
+        }
+    }
+
     /// Hides keys where the block is at a border, which the first block of a tile may or may not be.
     fn hide_at_border(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
         let mut at_border = k.setp(Compare::Ge, block, work.right_border);
@@ -687,8 +854,7 @@ impl<'a> Consumer<'a> {
     }
 
     fn hide(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
-        let key = work.key(k, block, self.cta.config.tiles.block_kv);
-        let column = k.mad(self.quad.place.cast::<S32>(), 2, key);
+        let column = self.column(k, work, block);
         let row = k.add(work.row, self.row);
         let seen = [0, 8].map(|offset| {
             let row = k.add(row, offset);
@@ -702,66 +868,14 @@ impl<'a> Consumer<'a> {
 
     /// Divides by the sums and stores the output and its logarithms.
     fn store(&self, k: &mut KernelBuilder, place: &Place, state: &RowState) {
-        let (inverse, lse) = state.finish(k);
-        let (rows, lse_rows) = self.result_rows(k, place);
-        self.store_lse(k, &rows, lse_rows, lse);
-        self.out.store(k, self.quad, &rows, inverse);
+        let cta = self.cta;
+        self.results.store(k, &cta.schedule, (self.quad, self.row), place, &self.out, state);
     }
 
     /// The output of a tile of which no query sees a key: zeros, and minus infinity.
     fn store_nothing(&self, k: &mut KernelBuilder, place: &Place) {
-        let (rows, lse_rows) = self.result_rows(k, place);
-        let none = k.mov(f32::NEG_INFINITY);
-        self.store_lse(k, &rows, lse_rows, [none; 2]);
-        let zero = k.mov(0.0);
-        let zeros = Accumulator { values: vec![zero; self.out.values.len()] };
-        zeros.store(k, self.quad, &rows, [zero; 2]);
-    }
-
-    fn store_lse(
-        &self,
-        k: &mut KernelBuilder,
-        rows: &OutRows,
-        lse_rows: PerRow<Pointer<Global>>,
-        lse: PerRow<Reg<F32>>,
-    ) {
-        for row in 0..2 {
-            let one = k.setp_and(Compare::Eq, self.quad.place, 0, rows.inside[row]);
-            k.when(one, |k| k.st(lse_rows[row], lse[row]));
-        }
-    }
-
-    /// Where this thread's rows of the output and of the logarithms are.
-    fn result_rows(&self, k: &mut KernelBuilder, place: &Place) -> (OutRows, PerRow<Pointer<Global>>) {
-        let config = self.cta.config;
-        let out = &self.results.out;
-        let row = k.add(place.row, self.row);
-        let (batch, head) = (k.cvt::<ptx::U64, _>(place.batch), k.cvt::<ptx::U64, _>(place.head));
-        let base = k.mad(batch, out.batch, out.base);
-        let base = k.mad(head, out.head, base);
-        // Of a packed batch, lse is [heads, total_q] and `out_batch` is 0.
-        let (stored_row, lse_base) = match place.first_q {
-            None => {
-                let first = k.mul_wide(place.index, place.seqlen_q.cast::<U32>());
-                (row, first)
-            }
-            Some(first_q) => {
-                let first = k.mul_wide(place.head, self.results.total_q.unwrap_or(place.head));
-                (k.add(row, first_q), first)
-            }
-        };
-        let wide = k.cvt::<ptx::U64, _>(stored_row.cast::<U32>());
-        let first_row = k.mad(wide, out.row, base);
-        let further = k.shl(out.row, 3);
-        let rows = [first_row, k.add(first_row, further)];
-        let inside = [0, 8].map(|offset| {
-            let row = k.add(row, offset);
-            k.setp(Compare::Lt, row, place.seqlen_q)
-        });
-        let lse = k.add(lse_base, wide);
-        let lse = k.mad(lse, 4, self.results.lse);
-        let lse = [0, 32].map(|offset| Pointer::at(lse).offset(offset));
-        let rows = OutRows { rows, inside, columns: config.head_dim_v, dtype: config.dtype, vector: config.vector };
-        (rows, lse)
+        let cta = self.cta;
+        let columns = self.out.columns();
+        self.results.store_nothing(k, &cta.schedule, (self.quad, self.row), place, columns);
     }
 }

@@ -223,8 +223,5 @@ impl Evidence {
 
 /// Whether an instruction loads from, or stores to, shared memory.
 pub(crate) fn is_shared(instruction: &Instruction) -> bool {
-    matches!(
-        Access::of(instruction),
-        Some(Access::SharedLoad | Access::SharedStore | Access::MatrixLoad | Access::MatrixStore | Access::Copy)
-    )
+    Access::of(instruction).is_some_and(Access::is_shared)
 }

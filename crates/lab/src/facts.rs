@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use arch::{BlockResources, Target};
 use emulator::Level;
-use kernels::{Inputs, Layout, Problem, Stratum};
+use kernels::{Inputs, Layout, PlanError, Problem, Stratum};
 use rayon::prelude::*;
 use thiserror::Error;
 
@@ -94,8 +94,11 @@ fn describe(text: &mut String, stratum: Stratum, target: &str, problem: &str) ->
     let target: Target = target.parse().map_err(|error| refuse(format!("{error}")))?;
     let parsed: Problem = problem.parse().map_err(|error| refuse(format!("{error}")))?;
     let inputs = Inputs::randn(&parsed, 1).map_err(|error| refuse(error.to_string()))?;
-    let plan = kernels::plan(stratum, &parsed, target, &Layout::contiguous(&parsed), None)
-        .map_err(|error| refuse(error.to_string()))?;
+    let plan = match kernels::plan(stratum, &parsed, target, &Layout::contiguous(&parsed), None) {
+        // A type that the architecture's tensor cores lack.
+        Err(PlanError::Lacks { .. }) => return Ok(()),
+        plan => plan.map_err(|error| refuse(error.to_string()))?,
+    };
     let tiles = plan.config.tiles;
     let execution = execute::execute_plan(plan, &parsed, &inputs, Watch::default())
         .map_err(|error: ExecuteError| refuse(error.to_string()))?;

@@ -80,6 +80,7 @@ pub fn findings(evidence: &Evidence) -> Vec<Finding> {
     found.extend(sectors(evidence));
     found.extend(bank_conflicts(evidence, "load"));
     found.extend(bank_conflicts(evidence, "store"));
+    found.extend(bank_conflicts(evidence, "atomic"));
     found.extend(divisions(evidence));
     found.extend(idle_tensor_cores(evidence));
     found.extend(limiter(evidence));
@@ -298,10 +299,7 @@ fn needed_name(evidence: &Evidence) -> &'static str {
 }
 
 fn global_sectors(instruction: &ptx::Instruction, counted: &emulator::InstructionCounters) -> u64 {
-    match Access::of(instruction) {
-        Some(Access::GlobalLoad | Access::Copy | Access::GlobalStore) => counted.sectors,
-        _ => 0,
-    }
+    if Access::of(instruction).is_some_and(Access::is_global) { counted.sectors } else { 0 }
 }
 
 fn requested(evidence: &Evidence) -> Option<Finding> {
@@ -334,7 +332,7 @@ fn requested(evidence: &Evidence) -> Option<Finding> {
 fn sectors(evidence: &Evidence) -> Option<Finding> {
     let (mut sectors, mut ideal, mut requests) = (0, 0, 0);
     for (instruction, counted) in evidence.launches.iter().flat_map(LaunchEvidence::instructions) {
-        if matches!(Access::of(instruction), Some(Access::GlobalLoad | Access::GlobalStore | Access::Copy)) {
+        if Access::of(instruction).is_some_and(Access::is_global) {
             sectors += counted.sectors;
             ideal += counted.sectors_ideal;
             requests += counted.requests;
@@ -365,21 +363,29 @@ fn bank_conflicts(evidence: &Evidence, direction: &str) -> Option<Finding> {
             counters.shared_load_wavefronts_ideal,
             counters.shared_load_bank_conflicts,
         ),
-        _ => (
+        "store" => (
             counters.shared_store_instructions,
             counters.shared_store_wavefronts,
             counters.shared_store_wavefronts_ideal,
             counters.shared_store_bank_conflicts,
         ),
+        _ => (
+            counters.shared_atomic_instructions,
+            counters.shared_atomic_wavefronts,
+            counters.shared_atomic_wavefronts_ideal,
+            counters.shared_atomic_wavefronts - counters.shared_atomic_wavefronts_ideal,
+        ),
     };
-    // A few stores may conflict as they like: what counts is the pipe that loads and stores share.
-    let all = counters.shared_load_wavefronts + counters.shared_store_wavefronts;
+    // A few stores may conflict as they like: what counts is the pipe that all share.
+    let all = counters.shared_load_wavefronts + counters.shared_store_wavefronts + counters.shared_atomic_wavefronts;
     if ratio(conflicts, wavefronts) < threshold::BANK_CONFLICTS || ratio(conflicts, all) < threshold::BANK_CONFLICTS {
         return None;
     }
-    let is_direction = |instruction: &ptx::Instruction| {
-        is_shared(instruction)
-            && matches!(Access::of(instruction), Some(Access::SharedLoad | Access::MatrixLoad)) == (direction == "load")
+    let is_direction = |instruction: &ptx::Instruction| match Access::of(instruction) {
+        Some(Access::SharedLoad | Access::MatrixLoad) => direction == "load",
+        Some(Access::SharedStore | Access::MatrixStore) => direction == "store",
+        Some(Access::SharedAtomic) => direction == "atomic",
+        _ => false,
     };
     let excess = |instruction: &ptx::Instruction, counted: &emulator::InstructionCounters| {
         if is_direction(instruction) { counted.wavefronts.saturating_sub(counted.wavefronts_ideal) } else { 0 }
@@ -429,7 +435,11 @@ fn bank_conflicts(evidence: &Evidence, direction: &str) -> Option<Finding> {
         time(cost),
         percent(cost / evidence.seconds()),
     );
-    let id = if direction == "load" { "bank-conflicts" } else { "bank-conflicts-store" };
+    let id = match direction {
+        "load" => "bank-conflicts",
+        "store" => "bank-conflicts-store",
+        _ => "bank-conflicts-atomic",
+    };
     Some(Finding::new(id, Severity::Warning, worst, text))
 }
 

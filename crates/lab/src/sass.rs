@@ -5,10 +5,10 @@ mod frequency;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use emulator::InstructionCounters;
-use ptx::Kernel;
+use emulator::{Access, Counters, InstructionCounters, Level, Report};
+use ptx::{Instruction, Kernel, Modifier};
 
-use frequency::Unrolled;
+use frequency::{Unrolled, is_mute};
 
 /// One machine instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,12 +19,29 @@ pub struct SassInstruction {
     pub position: usize,
     /// Whether a predicate decides if it does anything.
     pub guarded: bool,
+    /// Of an access whose predicate in the PTX has become a branch around it: how many lanes that the predicate admits a warp has at
+    /// least if it comes here.
+    admitted: Option<u64>,
 }
 
 impl SassInstruction {
     /// The opcode without modifiers.
     fn base(&self) -> &str {
         self.opcode.split('.').next().unwrap_or(&self.opcode)
+    }
+
+    /// Whether it accesses memory or a barrier in it: what an assembler does not do unless the PTX says so.
+    fn is_access(&self) -> bool {
+        const ACCESSES: [&str; 16] = [
+            "LD", "LDG", "LDS", "LDSM", "LDGSTS", "ST", "STG", "STS", "STSM", "ATOM", "ATOMG", "ATOMS", "RED", "REDG",
+            "SYNCS", "UTMALDG",
+        ];
+        ACCESSES.contains(&self.base())
+    }
+
+    /// Whether it waits for a phase of an mbarrier.
+    fn is_wait(&self) -> bool {
+        self.base() == "SYNCS" && self.opcode.contains("TRYWAIT")
     }
 }
 
@@ -38,7 +55,8 @@ struct Block {
     ends: bool,
     /// The function that its last instruction calls, by its first block.
     callee: Option<usize>,
-    /// Whether that function is the slow path of an operation: what a division does for operands near the ends of the range of exponents.
+    /// Whether it is taken to run never: it calls the slow path of an operation (what a division does for operands near the ends of the
+    /// range of exponents), or tries a wait again that the hardware has already waited for.
     slow: bool,
     /// Whether control reaches it without a slow path.
     reachable: bool,
@@ -48,6 +66,9 @@ struct Block {
 
 /// A jump back: the instructions from its target to itself.
 type Loop = Range<usize>;
+
+/// Sectors that `tensormap.cp_fenceproxy` writes: the 128 bytes of a tensor map.
+const SECTORS_OF_A_MAP: u64 = 4;
 
 /// A kernel's machine code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,6 +149,7 @@ impl Sass {
         let mut labels = BTreeMap::new();
         let mut ends = Vec::new();
         let mut position = None;
+        let origins: Vec<&Instruction> = kernel.instructions().collect();
         for line in text.lines().map(str::trim) {
             if let Some(rest) = line.strip_prefix("//##") {
                 // An inlined place would end in "inlined at": positions are not inlined.
@@ -145,13 +167,23 @@ impl Sass {
                 let opcode = opcode.trim_end_matches(';');
                 ends.extend(End::of(instructions.len(), guarded, opcode, code));
                 let position = position.and_then(|line| line.checked_sub(1)).unwrap_or(0);
-                instructions.push(SassInstruction { opcode: opcode.to_owned(), position, guarded });
+                let mut instruction = SassInstruction { opcode: opcode.to_owned(), position, guarded, admitted: None };
+                if let Some(origin) = origins.get(position)
+                    && !guarded
+                    && origin.guard.is_some()
+                    && instruction.is_access()
+                {
+                    instruction.admitted = Some(if origin.has(Modifier::Aligned) { 32 } else { 1 });
+                }
+                instructions.push(instruction);
             }
         }
         if instructions.is_empty() {
             return Err("machine instructions".into());
         }
-        let blocks = blocks(instructions.len(), &labels, &ends)?;
+        let mut blocks = blocks(instructions.len(), &labels, &ends)?;
+        mark_retries(&mut blocks, &instructions);
+        reach(&mut blocks);
         let mut loops = Vec::new();
         for block in blocks.iter().filter(|block| block.reachable && !block.called) {
             let starts = block.successors.iter().map(|&next| blocks[next].instructions.start);
@@ -182,6 +214,53 @@ impl Sass {
             sum.most += length * times.most;
         }
         sum
+    }
+
+    /// Totals of the CTAs that were run as the machine code makes the accesses: `merged` ones, but fewer where the assembler has moved
+    /// one to where fewer warps come, and more where an instruction without accesses in PTX, such as `tensormap.replace`, has some.
+    /// Threads are not known.
+    pub fn counters(&self, kernel: &Kernel, report: &Report) -> Counters {
+        let times = self.executions(&report.ptx);
+        let mut made = vec![0; report.merged.len()];
+        let mut added = Counters::default();
+        let origins: Vec<&Instruction> = kernel.instructions().collect();
+        for (instruction, &times) in self.instructions.iter().zip(&times).filter(|(one, _)| one.is_access()) {
+            let Some(origin) = origins.get(instruction.position) else { continue };
+            if Access::of(origin).is_some() {
+                made[instruction.position] += times;
+                continue;
+            }
+            let lanes = if origin.has(Modifier::Aligned) { 32 } else { 1 };
+            let requests = times.min(report.ptx[instruction.position].active_lanes / lanes);
+            match instruction.base() {
+                "LDS" => {
+                    added.shared_load_instructions += requests;
+                    added.shared_load_wavefronts += requests;
+                    added.shared_load_wavefronts_ideal += requests;
+                }
+                "STS" => {
+                    added.shared_store_instructions += requests;
+                    added.shared_store_wavefronts += requests;
+                    added.shared_store_wavefronts_ideal += requests;
+                }
+                "ATOMG" => {
+                    added.global_atomic_requests += requests;
+                    added.global_atomic_sectors += requests * SECTORS_OF_A_MAP;
+                }
+                _ => {}
+            }
+        }
+        let fewer = |(counted, &made): (&InstructionCounters, &u64)| match made {
+            1.. if made < counted.requests => counted.of_requests(made),
+            _ => *counted,
+        };
+        let merged = report.merged.iter().zip(&made).map(fewer).collect();
+        let report = Report { merged, ..report.clone() };
+        let mut counters = report.counters(kernel, Level::Merged);
+        counters += added;
+        counters.warp_instructions = self.warp_instructions(&report.ptx).likely;
+        counters.thread_instructions = 0;
+        counters
     }
 
     /// The opcodes of the main loop: the one whose start runs most often; of several, the longest. `None` without a loop.
@@ -246,8 +325,22 @@ fn blocks(count: usize, labels: &BTreeMap<String, usize>, ends: &[End]) -> Resul
         }
         blocks.push(block);
     }
-    reach(&mut blocks);
     Ok(blocks)
+}
+
+/// Marks the loops that try a wait again. `try_wait` suspends the warp until the phase is over or a time limit of the system has
+/// passed [PTX ISA, mbarrier.try_wait], and the assembler puts the first try before the loop.
+fn mark_retries(blocks: &mut [Block], code: &[SassInstruction]) {
+    for index in 0..blocks.len() {
+        let block = &blocks[index];
+        let body = &code[block.instructions.clone()];
+        let tries_again = block.successors.contains(&index) && body.iter().all(|one| one.is_wait() || is_mute(one));
+        let tried = |one: &SassInstruction| {
+            code[..block.instructions.start].iter().any(|first| first.is_wait() && first.position == one.position)
+        };
+        let retries = tries_again && body.iter().any(|one| one.is_wait() && tried(one));
+        blocks[index].slow |= retries;
+    }
 }
 
 /// Marks what control reaches from the first block, other than by slow paths.
@@ -324,6 +417,54 @@ mod tests {
         let main_loop: Vec<_> = sass.main_loop(&counted).unwrap().into_iter().collect();
         assert_eq!(main_loop, [("BRA".into(), 1), ("FFMA".into(), 1), ("LDS.128".into(), 1)]);
         assert_eq!(sass.whole().get("NOP"), None);
+    }
+
+    /// A shared load that the assembler moves past the end of the warps whose guarded store does nothing, and a wait.
+    #[test]
+    fn accesses_are_made_where_the_machine_code_has_them() {
+        let text = ".version 8.0\n.target sm_90\n.address_size 64\n.entry k(.param .u64 p) {\n.shared .b64 s;\n.reg .pred %p<2>;\n.reg .b32 %r<3>;\n\
+                    .reg .b64 %rd<1>;\nld.param.u64 %rd0, [p];\n$L0:\nmbarrier.try_wait.parity.shared.b64 %p0, [s], 0;\n@!%p0 bra $L0;\n\
+                    ld.shared.u32 %r0, [s];\n@%p1 st.global.u32 [%rd0], %r0;\nret;\n}";
+        let code = r#"
+	//## File "kernel.ptx", line 2
+        /*0000*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], RZ ;
+        /*0010*/              @!P0 BRA `(.L_x_1) ;
+.L_x_2:
+	//## File "kernel.ptx", line 1
+        /*0020*/                   MOV R2, R3 ;
+	//## File "kernel.ptx", line 5
+        /*0030*/              @!P1 EXIT ;
+	//## File "kernel.ptx", line 4
+        /*0040*/                   LDS R0, [UR4] ;
+	//## File "kernel.ptx", line 5
+        /*0050*/                   STG.E [R2], R0 ;
+	//## File "kernel.ptx", line 6
+        /*0060*/                   EXIT ;
+.L_x_1:
+	//## File "kernel.ptx", line 2
+        /*0070*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], RZ ;
+        /*0080*/              @!P0 BRA `(.L_x_1) ;
+        /*0090*/                   BRA `(.L_x_2) ;
+"#;
+        let kernel = ptx::parse(text).unwrap().remove(0);
+        let sass = Sass::parse(code, &kernel).unwrap();
+        let mut counters = counted(&[4, 12, 12, 4, 4, 4]);
+        (counters[3].requests, counters[3].wavefronts, counters[3].wavefronts_ideal) = (4, 4, 4);
+        (counters[4].requests, counters[4].sectors) = (1, 1);
+        // The wait is polled three times, and one warp stores.
+        assert_eq!(sass.executions(&counters), [4, 4, 4, 4, 1, 1, 1, 0, 0, 0]);
+        let report = Report {
+            ptx: counters.clone(),
+            merged: counters,
+            traffic: Default::default(),
+            ctas_run: 1,
+            ctas_total: 1,
+            live_registers: 0,
+            watched: Vec::new(),
+        };
+        let made = sass.counters(&kernel, &report);
+        assert_eq!((made.warp_instructions, made.shared_load_instructions, made.shared_load_wavefronts), (19, 1, 1));
+        assert_eq!((made.global_store_requests, made.shared_store_instructions), (1, 0));
     }
 
     #[test]

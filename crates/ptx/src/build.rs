@@ -761,9 +761,15 @@ impl KernelBuilder {
     #[track_caller]
     pub fn pack<T: Scalar<Bits = B16>>(&mut self, low: Reg<T>, high: Reg<T>) -> Reg<B32> {
         let d = self.reg::<B32>();
+        self.pack_to(d, low, high);
+        d
+    }
+
+    /// Two 16-bit values into `d`, `low` in its lower half.
+    #[track_caller]
+    pub fn pack_to<T: Scalar<Bits = B16>>(&mut self, d: Reg<B32>, low: Reg<T>, high: Reg<T>) {
         let halves = Operand::Vector(vec![low.register.into(), high.register.into()]);
         self.emit(Opcode::Mov, &[&[Modifier::Type(Type::B32)]], vec![d.register.into(), halves]);
-        d
     }
 
     /// The lower and the upper half of a register.
@@ -1069,6 +1075,8 @@ operations! {
     cvt cvt_to<To: Scalar, From: Convert<To>>(a: From) -> To = Cvt [From::ROUNDING, &[ty::<To>(), ty::<From>()]];
     /// Two f32 rounded to f16, `low` in the lower half (sm_80).
     cvt_f16x2 cvt_f16x2_to<>(high: F32, low: F32) -> F16x2 = Cvt [&[Modifier::Rn, ty::<F16x2>(), ty::<F32>()]];
+    /// An f32 rounded to tf32, ties away from zero (sm_80).
+    cvt_tf32 cvt_tf32_to<>(a: F32) -> B32 = Cvt [&[Modifier::Rna, Modifier::Type(Type::Tf32), ty::<F32>()]];
     /// Two f32 rounded to bf16, `low` in the lower half (sm_80).
     cvt_bf16x2 cvt_bf16x2_to<>(high: F32, low: F32) -> Bf16x2 = Cvt [&[Modifier::Rn, ty::<Bf16x2>(), ty::<F32>()]];
 }

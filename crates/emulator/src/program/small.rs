@@ -1,4 +1,5 @@
-//! Decoding of carries, comparisons without vector code, functions of a warp, jumps by index, clocks and 128-bit values.
+//! Decoding of carries, comparisons without vector code, functions of a warp, jumps by index, clocks, values in four parts and 128-bit
+//! values.
 
 use ptx::{Instruction, Modifier, Opcode, Operand, Special, Type};
 
@@ -30,6 +31,7 @@ pub(super) fn covers(instruction: &Instruction) -> bool {
         Opcode::Mov => {
             instruction.ty() == Some(Type::B128)
                 || matches!(instruction.operands(), [_, Operand::Special(special)] if clock(*special).is_some())
+                || instruction.operands().iter().any(|operand| quarters(operand).is_some())
         }
         _ => false,
     }
@@ -47,6 +49,14 @@ fn comparison(instruction: &Instruction, ty: Option<Type>) -> Decoded<(scalar::C
     let order =
         scalar::order(element, instruction.has(Modifier::Ftz)).ok_or_else(|| format!("{ty} is not compared"))?;
     Ok((compare.ok_or("an unknown comparison")?, order, pair))
+}
+
+/// The parts of a value in four.
+fn quarters(operand: &Operand) -> Option<&[Operand; 4]> {
+    match operand {
+        Operand::Vector(parts) => parts.as_slice().try_into().ok(),
+        _ => None,
+    }
 }
 
 /// Of a clock register, how far down the clock is shifted. A nanosecond is a clock here.
@@ -116,6 +126,27 @@ impl Decoder<'_> {
                 let shift = clock(*special).ok_or("not a clock")?;
                 let (at, width) = self.destination(to, special.ty())?;
                 SmallOp::Clock { shift, destination: (at, width == Width::Wide) }
+            }
+            (Opcode::Mov, [to, from]) if instruction.ty() != Some(Type::B128) => {
+                let ty = instruction.ty().ok_or("mov without a type")?;
+                let (part, bits) = if ty.bits() == 64 { (Type::B16, 16) } else { (Type::B8, 8) };
+                let wide = |(at, width): (u32, Width)| (at, width == Width::Wide);
+                let mut places = [(0, false); 4];
+                match (quarters(to), quarters(from)) {
+                    (Some(parts), None) => {
+                        for (place, operand) in places.iter_mut().zip(parts) {
+                            *place = wide(self.destination(operand, part)?);
+                        }
+                        SmallOp::Unpack { from: wide(self.source(from, ty)?), bits, parts: places }
+                    }
+                    (None, Some(parts)) => {
+                        for (place, operand) in places.iter_mut().zip(parts) {
+                            *place = wide(self.source(operand, part)?);
+                        }
+                        SmallOp::Pack { parts: places, bits, to: wide(self.destination(to, ty)?) }
+                    }
+                    _ => return Err("four parts are packed or unpacked, not both".into()),
+                }
             }
             (Opcode::Mov, [to, from]) => {
                 SmallOp::Move128 { from: self.halves(from, false)?, to: self.halves(to, true)? }

@@ -131,7 +131,8 @@ impl Flights {
     /// The product in flight that reads some of these bytes: its position, and the first of those bytes.
     #[cold]
     pub(crate) fn reader_of(&self, word: usize, bits: u64) -> Option<(usize, u64)> {
-        self.flights.iter().find_map(|flight| {
+        // Those that all warps have waited for stay behind older ones of other warpgroups.
+        self.flights.iter().filter(|flight| flight.warps != 0).find_map(|flight| {
             let index = flight.reads.binary_search_by_key(&(word as u32), |&(word, _)| word).ok()?;
             let both = flight.reads[index].1 & bits;
             (both != 0).then(|| (flight.position, word as u64 * 64 + u64::from(both.trailing_zeros())))

@@ -18,6 +18,7 @@ pub struct CudaTimer {
     out: DeviceBuffer,
     lse: DeviceBuffer,
     cu_seqlens: Option<[DeviceBuffer; 2]>,
+    alibi_slopes: Option<DeviceBuffer>,
     /// Those that loaded, each with the calls that a sample takes.
     loaded: Vec<(Attention, usize)>,
 }
@@ -53,6 +54,7 @@ impl CudaTimer {
             out: stream.alloc(bytes(problem.out_shape(), problem.dtype.bytes()))?,
             lse: stream.alloc(bytes(problem.lse_shape(), 4))?,
             cu_seqlens,
+            alibi_slopes: problem.alibi_slopes.as_ref().map(|slopes| stream.upload(slopes)).transpose()?,
             stream: stream.clone(),
             loaded: Vec::new(),
         })
@@ -70,11 +72,14 @@ impl Timer for CudaTimer {
     }
 
     fn sample(&mut self, candidate: usize) -> Result<f64, Error> {
-        let CudaTimer { stream, q, k, v, out, lse, cu_seqlens, loaded } = self;
+        let CudaTimer { stream, q, k, v, out, lse, cu_seqlens, alibi_slopes, loaded } = self;
         let Some((attention, calls)) = loaded.get_mut(candidate) else { return Ok(f64::NAN) };
         let mut operands = Operands::new(&*q, &*k, &*v, out, lse);
         if let Some([q, k]) = cu_seqlens {
             operands = operands.cu_seqlens(&*q, &*k);
+        }
+        if let Some(slopes) = alibi_slopes {
+            operands = operands.alibi_slopes(&*slopes);
         }
         let mut inner = locked(&stream.inner);
         let ready = attention::ready(stream, &mut inner, attention, &operands)?;

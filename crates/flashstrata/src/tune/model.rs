@@ -125,9 +125,10 @@ mod tests {
             let hardware = Hardware::from(arch::Gpu::find(gpu).unwrap());
             let problem = spec.build().unwrap();
             let (block_q, block_kv, threads) = tiles;
-            let tiles = Some(Tiles { block_q, block_kv, threads });
+            let options = kernels::Options { tiles: Some(Tiles { block_q, block_kv, threads }), ..Default::default() };
             let target = arch::Target::best(hardware.sm);
-            let config = kernels::configure(stratum, &problem, target, &Layout::contiguous(&problem), tiles).unwrap();
+            let config =
+                kernels::configure(stratum, &problem, target, &Layout::contiguous(&problem), &options).unwrap();
             super::clocks(&hardware, &problem, stratum, &config)
         };
         let spec = || ProblemSpec::new(4, 16, 4096, 64);

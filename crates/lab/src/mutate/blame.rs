@@ -1,7 +1,7 @@
 //! Whether a fault blames what was changed.
 
 use emulator::{Fault, FaultKind};
-use ptx::{Cfg, Kernel};
+use ptx::{Block, Cfg, Kernel};
 
 use super::mutation::Role;
 
@@ -28,7 +28,18 @@ pub(super) struct Blamer<'a> {
 
 impl<'a> Blamer<'a> {
     pub(super) fn of(kernel: &'a Kernel) -> Self {
-        let cfg = Cfg::of(kernel);
+        let mut cfg = Cfg::of(kernel);
+        // Whoever waits on an mbarrier comes behind whoever arrives.
+        let having = |cfg: &Cfg, wanted: &dyn Fn(Role) -> bool| {
+            let roles: Vec<Option<Role>> = kernel.instructions().map(Role::of).collect();
+            let has = |block: &Block| roles[block.instructions.clone()].iter().flatten().any(|&role| wanted(role));
+            (0..cfg.blocks.len()).filter(|&block| has(&cfg.blocks[block])).collect::<Vec<_>>()
+        };
+        let arrives = |role| matches!(role, Role::MbarrierArrive | Role::MbarrierExpect | Role::BulkCopy);
+        let waits = having(&cfg, &|role| role == Role::MbarrierWait);
+        for arriving in having(&cfg, &arrives) {
+            cfg.blocks[arriving].successors.extend(&waits);
+        }
         let mut block_of = vec![0; kernel.instructions().count()];
         for (index, block) in cfg.blocks.iter().enumerate() {
             block_of[block.instructions.clone()].fill(index);
@@ -56,7 +67,7 @@ impl<'a> Blamer<'a> {
         Some((self.kernel.files.get(location.file as usize).cloned().unwrap_or_default(), location.line))
     }
 
-    /// Whether one instruction may execute after another.
+    /// Whether one instruction may execute after another, in its thread or in one that waits for an mbarrier.
     pub(super) fn follows(&self, from: usize, to: usize) -> bool {
         let (Some(&a), Some(&b)) = (self.block_of.get(from), self.block_of.get(to)) else { return false };
         (a == b && from < to) || self.reach[a][b]

@@ -4,7 +4,9 @@
 mod blame;
 mod equivalent;
 mod mutation;
+mod separate;
 pub(crate) mod subjects;
+mod values;
 
 use std::collections::BTreeMap;
 
@@ -19,6 +21,7 @@ pub use subjects::{FileTestRun, StratumLaunch, SubjectError};
 
 use crate::execute::Watch;
 use blame::Blamer;
+use separate::Separation;
 
 /// The schedules that every kernel is run under, in this order.
 pub const POLICIES: [Policy; 4] = [Policy::Lazy, Policy::Random(1), Policy::Eager, Policy::Random(2)];
@@ -112,7 +115,7 @@ pub struct Tally {
     /// No change of meaning.
     pub equivalent: u64,
     /// Of those, the ones that the runs show, and not the code.
-    pub never_met: u64,
+    pub by_runs: u64,
     /// Not run on this input.
     pub not_run: u64,
 }
@@ -133,7 +136,7 @@ impl Tally {
             Verdict::Unexplained => self.unexplained += 1,
             Verdict::Equivalent(reason) => {
                 self.equivalent += 1;
-                self.never_met += u64::from(*reason == Reason::NeverMet);
+                self.by_runs += u64::from(reason.is_by_runs());
             }
             Verdict::NotRun(_) => self.not_run += 1,
         }
@@ -149,7 +152,7 @@ impl Tally {
             wrong: self.wrong + other.wrong,
             unexplained: self.unexplained + other.unexplained,
             equivalent: self.equivalent + other.equivalent,
-            never_met: self.never_met + other.never_met,
+            by_runs: self.by_runs + other.by_runs,
             not_run: self.not_run + other.not_run,
         }
     }
@@ -201,7 +204,7 @@ pub fn mutate(subject: &impl Subject, watch: Watch<'_>) -> Result<Mutated, Mutat
         }
     }
     let budget = 4 * executions.iter().sum::<u64>() + SLACK;
-    let blamer = Blamer::of(kernel);
+    let (blamer, separation) = (Blamer::of(kernel), Separation::of(kernel));
     let mutations = mutations(kernel);
     let done = std::sync::atomic::AtomicU64::new(0);
     let tried = |mutation: &Mutation| {
@@ -216,7 +219,7 @@ pub fn mutate(subject: &impl Subject, watch: Watch<'_>) -> Result<Mutated, Mutat
                 Some(0) | None => Verdict::NotRun("no warp executes it".into()),
                 Some(_) => {
                     let runs = |policy| options(subject, policy, watch, Some(budget));
-                    verdict(subject, mutation, &blamer, runs)?
+                    verdict(subject, mutation, (&blamer, &separation), runs)?
                 }
             },
         };
@@ -263,7 +266,7 @@ fn options<'a>(subject: &impl Subject, policy: Policy, watch: Watch<'a>, budget:
 fn verdict<'a>(
     subject: &impl Subject,
     mutation: &Mutation,
-    blamer: &Blamer<'_>,
+    (blamer, separation): (&Blamer<'_>, &Separation<'_>),
     options: impl Fn(Policy) -> Options<'a>,
 ) -> Result<Verdict, MutateError> {
     let Some(mutant) = mutation.apply(subject.kernel()) else {
@@ -282,8 +285,24 @@ fn verdict<'a>(
             Err(error) => return Ok(Verdict::NotRun(error.to_string())),
         }
     }
-    let passed = mutant.passed.and_then(|at| subject.kernel().instructions().nth(at));
-    Ok(match (wrong, equivalent::reason(subject.kernel(), blamer, mutation, passed)) {
+    // A wrong result asks for what a working kernel may do too.
+    if let Some(policy) = wrong
+        && let Err(RunError::Fault(fault)) =
+            subject.run(&mutant.kernel, &Options { stale_copies: true, ..options(policy) })
+    {
+        let at = mutant.origin(fault.position);
+        let blame = blamer.judge(mutation.position, mutation.role, &fault, at);
+        return Ok(Verdict::Found { fault, policy, blame });
+    }
+    if wrong.is_none() && (mutation.role, mutation.change) == (Role::CopyAsync, Change::Shrink) {
+        let reads_rest =
+            |policy| subject.run(&mutant.kernel, &Options { stale_copies: true, ..options(policy) }).is_err();
+        if !POLICIES.into_iter().any(reads_rest) {
+            return Ok(Verdict::Equivalent(Reason::NotRead));
+        }
+    }
+    let reason = equivalent::reason(subject.kernel(), separation, mutation, mutant.passed);
+    Ok(match (wrong, reason) {
         (Some(policy), _) => Verdict::WrongResult(policy),
         (None, Some(reason)) => Verdict::Equivalent(reason),
         (None, None) => Verdict::Unexplained,

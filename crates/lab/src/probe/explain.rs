@@ -147,7 +147,9 @@ pub(super) fn explain(launch: &LaunchEvidence, gpu: &Gpu, sources: &mut Sources)
                 Access::SharedLoad => shared(&mut explanation, &first, BankRule::loads(gpu.sm), element),
                 // A row of a matrix is what a lane names, eight rows make a phase; none are packed.
                 Access::MatrixLoad | Access::MatrixStore => shared(&mut explanation, &first, BankRule::Phases, element),
-                Access::SharedStore => shared(&mut explanation, &first, BankRule::stores(gpu.sm), element),
+                Access::SharedStore | Access::SharedAtomic => {
+                    shared(&mut explanation, &first, BankRule::stores(gpu.sm), element)
+                }
                 _ => global(&mut explanation, &first),
             }
             match explanations.iter_mut().find(|other| is_alike(other, &explanation)) {
@@ -167,8 +169,10 @@ fn name(access: Access) -> &'static str {
     match access {
         Access::GlobalLoad => "global load",
         Access::GlobalStore => "global store",
+        Access::GlobalAtomic => "global atomic",
         Access::SharedLoad => "shared load",
         Access::SharedStore => "shared store",
+        Access::SharedAtomic => "shared atomic",
         Access::Copy => "copy",
         Access::BulkLoad => "bulk load",
         Access::BulkStore => "bulk store",

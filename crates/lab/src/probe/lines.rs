@@ -62,18 +62,10 @@ pub(super) fn lines(launch: &LaunchEvidence, gpu: &Gpu, sources: &mut Sources) -
         line.wavefronts_ideal += counted.wavefronts_ideal;
         line.sectors += counted.sectors;
         line.sectors_ideal += counted.sectors_ideal;
-        match Access::of(instruction) {
-            Some(Access::SharedLoad | Access::SharedStore | Access::MatrixLoad | Access::MatrixStore) => {
-                line.shared_requests += counted.requests
-            }
-            Some(Access::GlobalLoad | Access::GlobalStore | Access::BulkLoad | Access::BulkStore) => {
-                line.global_requests += counted.requests
-            }
-            Some(Access::Copy) => {
-                line.global_requests += counted.requests;
-                line.shared_requests += counted.requests;
-            }
-            None => {}
+        if let Some(access) = Access::of(instruction) {
+            let global = access.is_global() || matches!(access, Access::BulkLoad | Access::BulkStore);
+            line.global_requests += if global { counted.requests } else { 0 };
+            line.shared_requests += if access.is_shared() { counted.requests } else { 0 };
         }
         if total > 0.0 {
             line.share += limiting[position] / total;

@@ -14,7 +14,7 @@ mod settings;
 use std::path::{Path, PathBuf};
 
 use arch::{Gpu, OccupancyError, UnknownGpu};
-use emulator::{Fault, FaultKind, Level, MemoryError, Options, Policy, Report, RunError, Sample};
+use emulator::{Counters, Fault, FaultKind, MemoryError, Options, Policy, Report, RunError, Sample};
 use ptx::{Kernel, Launch};
 use thiserror::Error;
 
@@ -28,11 +28,13 @@ pub use settings::{
     Dims, Expectation, LineSpec, MapSpec, Output, ParseSettingError, PolicySpec, Settings, Size, Tolerance,
 };
 
-use crate::evidence::{Evidence, LaunchEvidence, Place, scale};
+use crate::evidence::{Evidence, LaunchEvidence, Place};
 use crate::execute::Watch;
 use crate::findings::{Finding, findings};
 use crate::ptxas;
 use crate::registers::{RegisterSource, Registers, estimate};
+#[cfg(doc)]
+use crate::sass::Sass;
 use crate::source::Sources;
 use crate::tensor_file::TensorFileError;
 use crate::text_file::{self, TextFileError};
@@ -156,8 +158,8 @@ pub struct About {
 pub struct Counted {
     /// Counters, occupancy and pipe times.
     pub evidence: Evidence,
-    /// Warp instructions of the machine code, where `ptxas` and `nvdisasm` made it.
-    pub sass_warp_instructions: Option<u64>,
+    /// Totals of the whole launch as the machine code makes them, where `ptxas` and `nvdisasm` made it (see [`Sass::counters`]).
+    pub sass: Option<Counters>,
     /// Source lines, costliest first.
     pub lines: Vec<Line>,
     /// What the kernel suffers from.
@@ -229,18 +231,17 @@ pub fn probe(settings: &Settings, watch: Watch<'_>) -> Result<Probed, ProbeError
 
     let mut schedules = Vec::new();
     let (mut first, mut hazard) = (None, None);
+    let attempt = |policy: Policy, stale_copies: bool| {
+        let placed = buffers::place(settings, &kernel, watch)?;
+        let (dynamic_shared, arguments) = (about.dynamic_shared, placed.arguments.clone());
+        let launch = Launch { kernel: &kernel, grid, block, cluster, dynamic_shared, arguments };
+        let ran = run(&placed.memory, &launch, gpu, (policy, stale_copies), settings, &watched, watch);
+        Ok::<_, ProbeError>((placed, ran))
+    };
     for policy in policies(settings) {
         schedules.push(policy);
-        let placed = buffers::place(settings, &kernel, watch)?;
-        let launch = Launch {
-            kernel: &kernel,
-            grid,
-            block,
-            cluster,
-            dynamic_shared: about.dynamic_shared,
-            arguments: placed.arguments.clone(),
-        };
-        match run(&placed.memory, &launch, gpu, policy, settings, &watched, watch) {
+        let (placed, ran) = attempt(policy, false)?;
+        match ran {
             Ok(report) if first.is_none() => {
                 let compared = settings.expect.iter().map(|expected| placed.compare(expected));
                 let comparisons = compared.collect::<Result<Vec<_>, _>>()?;
@@ -255,6 +256,16 @@ pub fn probe(settings: &Settings, watch: Watch<'_>) -> Result<Probed, ProbeError
             Err(RunError::Cancelled) => return Err(ProbeError::Cancelled),
             Err(error) => return Err(error.into()),
         }
+    }
+    // A wrong result asks for what a working kernel may do too.
+    let is_wrong = |(_, compared): &(Report, Vec<Comparison>)| compared.iter().any(|one| one.wrong > 0);
+    if hazard.is_none()
+        && first.as_ref().is_some_and(is_wrong)
+        && let Some(&policy) = schedules.first()
+        && let (_, Err(RunError::Fault(fault))) = attempt(policy, true)?
+    {
+        schedules.push(policy);
+        hazard = Some(explained_hazard(*fault, policy, &about, &mut sources));
     }
     let Some((report, comparisons)) = first else {
         return Ok(Probed { about, schedules, hazard, counted: None, comparisons: Vec::new() });
@@ -301,7 +312,7 @@ fn counted(
     sources: &mut Sources,
 ) -> Result<Counted, ProbeError> {
     let threads = about.block.iter().product();
-    let (registers, sass_warp_instructions) = registers(&kernel, &report, threads, settings.registers);
+    let (registers, sass) = registers(&kernel, &report, threads, settings.registers);
     let gpu = about.gpu;
     let launch = LaunchEvidence::of(kernel, report, threads, about.dynamic_shared, registers, gpu)?;
     let evidence = Evidence { stratum: about.kernel.clone(), problem: None, gpu, launches: vec![launch] };
@@ -309,29 +320,28 @@ fn counted(
     let lines = lines::lines(launch, gpu, sources);
     let explanations = explain::explain(launch, gpu, sources);
     let findings = findings(&evidence);
-    Ok(Counted { sass_warp_instructions, lines, findings, explanations, evidence })
+    Ok(Counted { sass, lines, findings, explanations, evidence })
 }
 
-/// Registers of a thread, and the warp instructions of the machine code where there is one.
-fn registers(kernel: &Kernel, report: &Report, threads: u32, given: Option<u32>) -> (Registers, Option<u64>) {
+/// Registers of a thread, and the totals of the machine code where there is one.
+fn registers(kernel: &Kernel, report: &Report, threads: u32, given: Option<u32>) -> (Registers, Option<Counters>) {
     let small = kernel.instructions().nth(MAX_ASSEMBLED).is_none();
     let assembled = if small { ptxas::assemble(kernel).ok() } else { None };
     let sass = assembled.as_ref().and_then(|assembled| ptxas::disassemble(kernel, assembled).ok());
-    let instructions = sass
-        .map(|sass| scale(sass.warp_instructions(report.at(Level::Ptx)).likely, report.ctas_total, report.ctas_run));
+    let counters = sass.map(|sass| sass.counters(kernel, report).scaled(report.ctas_total, report.ctas_run));
     let registers = match (given, &assembled) {
         (Some(count), _) => Registers { count, source: RegisterSource::Given, spilled_bytes: 0 },
         (None, Some(assembled)) => Registers::of(assembled),
         (None, None) => estimate(kernel, report, threads),
     };
-    (registers, instructions)
+    (registers, counters)
 }
 
 fn run(
     memory: &emulator::Memory,
     launch: &Launch<'_>,
     gpu: &Gpu,
-    policy: Policy,
+    (policy, stale_copies): (Policy, bool),
     settings: &Settings,
     watched: &[usize],
     watch: Watch<'_>,
@@ -353,8 +363,10 @@ fn run(
     let options = Options {
         policy,
         sample,
+        stale_copies,
         budget_per_cta: settings.budget.unwrap_or(BUDGET),
         watch: watched,
+        global_races: settings.global_races.unwrap_or(false),
         cancel: watch.cancel,
         progress: Some(&progress),
         ..Options::new(gpu.sm)
@@ -377,6 +389,7 @@ fn explained_hazard(fault: Fault, policy: Policy, about: &About, sources: &mut S
         | FaultKind::Misaligned { address, .. }
         | FaultKind::Uninitialised { address, .. }
         | FaultKind::Unwaited { address, .. }
+        | FaultKind::StaleCopy { address, .. }
         | FaultKind::Race { address, .. }
         | FaultKind::GlobalRace { address, .. } => Some(*address),
         _ => None,

@@ -6,8 +6,7 @@ use serde::Serialize;
 use super::buffers::Comparison;
 use super::explain::Explanation;
 use super::lines::Line;
-use super::{Hazard, Probed, policy_name};
-use crate::evidence::LaunchEvidence;
+use super::{Counted, Hazard, Probed, policy_name};
 use crate::findings::Finding;
 use crate::record::{LineRecord, OccupancyRecord, PipeRecord, TrafficRecord};
 
@@ -50,6 +49,8 @@ pub struct ProbeRecord {
     pub counters: Option<Counters>,
     /// As the PTX states the accesses.
     pub counters_ptx: Option<Counters>,
+    /// As the machine code makes them; `null` without `ptxas` and `nvdisasm`.
+    pub counters_sass: Option<Counters>,
     /// What follows from both.
     pub totals: Option<TotalsRecord>,
     /// Theoretical occupancy.
@@ -155,14 +156,15 @@ impl HazardRecord {
 }
 
 impl TotalsRecord {
-    fn of(launch: &LaunchEvidence, warp_instructions_sass: Option<u64>) -> Self {
+    fn of(counted: &Counted) -> Self {
         let (mut global_sectors, mut global_sectors_ideal) = (0, 0);
-        for (instruction, counted) in launch.instructions() {
-            if matches!(Access::of(instruction), Some(Access::GlobalLoad | Access::GlobalStore | Access::Copy)) {
+        for (instruction, counted) in counted.launch().instructions() {
+            if Access::of(instruction).is_some_and(Access::is_global) {
                 global_sectors += counted.sectors;
                 global_sectors_ideal += counted.sectors_ideal;
             }
         }
+        let warp_instructions_sass = counted.sass.map(|sass| sass.warp_instructions);
         Self { warp_instructions_sass, global_sectors, global_sectors_ideal }
     }
 }
@@ -212,7 +214,8 @@ impl Probed {
             schedules: self.schedules.iter().map(|&policy| policy_name(policy)).collect(),
             counters: launch.map(|launch| launch.counters(Level::Merged)),
             counters_ptx: launch.map(|launch| launch.counters(Level::Ptx)),
-            totals: counted.map(|counted| TotalsRecord::of(counted.launch(), counted.sass_warp_instructions)),
+            counters_sass: counted.and_then(|counted| counted.sass),
+            totals: counted.map(TotalsRecord::of),
             occupancy: launch.map(OccupancyRecord::of),
             traffic: counted.map(|counted| TrafficRecord::of(&counted.evidence)),
             pipes: counted.map_or_else(Vec::new, |counted| PipeRecord::all(&counted.evidence)),

@@ -48,6 +48,8 @@ pub struct Settings {
     pub policy: Option<PolicySpec>,
     /// How many schedules are tried; 1 by default.
     pub shake: Option<u32>,
+    /// Whether races between CTAs on global memory are looked for.
+    pub global_races: Option<bool>,
     /// Warp instructions that a CTA may execute before it is taken for hung.
     pub budget: Option<u64>,
     /// Bytes that the buffers may take together.
@@ -105,6 +107,7 @@ impl Settings {
             seed: self.seed.or(other.seed),
             policy: self.policy.or(other.policy),
             shake: self.shake.or(other.shake),
+            global_races: self.global_races.or(other.global_races),
             budget: self.budget.or(other.budget),
             memory: self.memory.or(other.memory),
             sample: self.sample.or(other.sample),

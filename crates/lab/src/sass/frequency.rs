@@ -6,9 +6,11 @@
 //! - Slow paths of operations carry the position of the operation, and are taken to run never.
 //! - The copies of an unrolled loop share its iterations. A warp that iterates n times goes through the copies in program order,
 //!   each as often as its share of n allows; blocks between them run once for each entry of the loop.
+//! - Where a predicate of the PTX has become a branch around an access, only warps with lanes that it admits come to the access.
 //! - A block runs no more often than the blocks before it together, nor than those after it. Not equally often: a warp that
 //!   diverges runs both sides of a branch.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use emulator::InstructionCounters;
@@ -31,10 +33,11 @@ pub(super) struct Unrolled {
     whole: bool,
 }
 
-/// A block with copies of an unrolled loop.
+/// Straight code with copies of an unrolled loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Copies {
-    block: usize,
+    /// One block, or more where branches around an access part them.
+    blocks: Vec<usize>,
     /// How many iterations it stands for.
     count: u64,
     /// The loop of the machine code that repeats it.
@@ -67,6 +70,7 @@ pub(super) fn unrolled(kernel: &Kernel, code: &[SassInstruction], blocks: &[Bloc
         (start <= back).then_some((start, back))
     });
     let jumps: Vec<(usize, usize)> = jumps.collect();
+    let straights = straights(blocks);
     let innermost =
         jumps.iter().filter(|(start, back)| jumps.iter().filter(|(s, b)| start <= s && b <= back).count() == 1);
     innermost
@@ -78,15 +82,16 @@ pub(super) fn unrolled(kernel: &Kernel, code: &[SassInstruction], blocks: &[Bloc
                 body.clone().filter_map(|position| Some((position, sole_opcode(ptx[position])?))).collect();
             let mut whole = true;
             let mut copies = Vec::new();
-            for (index, block) in blocks.iter().enumerate().filter(|(_, block)| block.reachable) {
+            for straight in &straights {
+                let instructions = || straight.iter().flat_map(|&index| &code[blocks[index].instructions.clone()]);
                 let mut counts: Vec<u64> = anchors
                     .iter()
                     .map(|&(position, opcode)| {
-                        let copies = code[block.instructions.clone()].iter().filter(|one| {
+                        let copies = instructions().filter(|one| {
                             one.position == position
                                 && one.base() == opcode
                                 // A predicate that the PTX does not have: it stands for a branch around it.
-                                && one.guarded == ptx[position].guard.is_some()
+                                && (!one.guarded || ptx[position].guard.is_some())
                         });
                         copies.count() as u64
                     })
@@ -96,15 +101,24 @@ pub(super) fn unrolled(kernel: &Kernel, code: &[SassInstruction], blocks: &[Bloc
                 let count = counts[counts.len() / 2];
                 whole &= least == most || count == 0;
                 if count > 0 {
-                    let around = loops.iter().filter(|around| {
-                        around.start <= block.instructions.start && block.instructions.end <= around.end
-                    });
+                    let within = |around: &Loop, index: usize| {
+                        let block = &blocks[index].instructions;
+                        around.start <= block.start && block.end <= around.end
+                    };
+                    let around = loops.iter().filter(|around| straight.iter().all(|&index| within(around, index)));
                     // A loop of the machine code that holds more than this loop is one around it.
                     let around = around.min_by_key(|around| around.len()).filter(|around| {
                         let inside = code[(*around).clone()].iter().filter(|one| body.contains(&one.position)).count();
                         2 * inside > around.len()
                     });
-                    copies.push(Copies { block: index, count, around: around.cloned() });
+                    // Of code that is in no loop, a block around which a branch leads, or that leads around, runs by itself.
+                    let anchored = |index: &usize| {
+                        let anchor =
+                            |one: &SassInstruction| anchors.iter().any(|&(position, _)| one.position == position);
+                        code[blocks[*index].instructions.clone()].iter().any(anchor)
+                    };
+                    let own = straight.iter().copied().filter(|index| around.is_some() || anchored(index));
+                    copies.push(Copies { blocks: own.collect(), count, around: around.cloned() });
                 }
             }
             (copies.iter().map(|copies| copies.count).sum::<u64>() > 1).then_some(Unrolled {
@@ -116,6 +130,42 @@ pub(super) fn unrolled(kernel: &Kernel, code: &[SassInstruction], blocks: &[Bloc
             })
         })
         .collect()
+}
+
+/// The blocks that control reaches, in groups of those that follow one another; a block that a branch leads around goes with those
+/// beside it.
+fn straights(blocks: &[Block]) -> Vec<Vec<usize>> {
+    let before = before(blocks);
+    let mut group: Vec<usize> = (0..blocks.len()).collect();
+    for (index, block) in blocks.iter().enumerate().filter(|(_, block)| block.reachable && !block.ends) {
+        let successors: Vec<usize> = block.successors.iter().copied().filter(|&next| blocks[next].reachable).collect();
+        let goes_around = |aside: usize, next: usize| {
+            let beside = &blocks[aside];
+            !beside.ends && beside.successors == [next] && before[aside] == [index] && before[next] == [index, aside]
+        };
+        match successors[..] {
+            [next] if next > index && before[next] == [index] => group[next] = group[index],
+            [aside, next] if next > aside && aside > index && goes_around(aside, next) => {
+                group[aside] = group[index];
+                group[next] = group[index];
+            }
+            _ => {}
+        }
+    }
+    let mut straights = BTreeMap::<usize, Vec<usize>>::new();
+    for (index, _) in blocks.iter().enumerate().filter(|(_, block)| block.reachable) {
+        straights.entry(group[index]).or_default().push(index);
+    }
+    straights.into_values().collect()
+}
+
+/// The blocks that each block may follow, of those that control reaches.
+fn before(blocks: &[Block]) -> Vec<Vec<usize>> {
+    let mut before = vec![Vec::new(); blocks.len()];
+    for (index, block) in blocks.iter().enumerate().filter(|(_, block)| block.reachable) {
+        block.successors.iter().for_each(|&next| before[next].push(index));
+    }
+    before
 }
 
 /// Executions of an unrolled loop's blocks.
@@ -170,7 +220,7 @@ impl Unrolled {
     /// How often a block with instructions of this loop runs, and whether that is more than a bound.
     fn times(&self, block: usize, instructions: &Range<usize>, shares: &Shares) -> Option<(WarpInstructions, bool)> {
         let mut copies = self.copies.iter().zip(&shares.copies);
-        let own = copies.clone().find(|(copies, _)| copies.block == block);
+        let own = copies.clone().find(|(copies, _)| copies.blocks.contains(&block));
         let beside = || {
             copies.find(|(copies, _)| {
                 copies
@@ -188,9 +238,11 @@ fn exactly(times: u64) -> WarpInstructions {
     WarpInstructions { likely: times, least: times, most: times }
 }
 
-/// Whether an instruction's position says little: it joins or ends what the PTX does not have. Only blocks of nothing else hear it.
-fn is_mute(instruction: &SassInstruction) -> bool {
-    matches!(instruction.base(), "BRA" | "BSSY" | "BSYNC" | "BRX" | "NOP" | "WARPSYNC" | "CALL" | "RET")
+/// Whether an instruction's position says little: it joins or ends what the PTX does not have, or is a wait, which the emulator may
+/// try more often than the hardware. Only blocks of nothing else hear it.
+pub(super) fn is_mute(instruction: &SassInstruction) -> bool {
+    let base = instruction.base();
+    matches!(base, "BRA" | "BSSY" | "BSYNC" | "BRX" | "NOP" | "WARPSYNC" | "CALL" | "RET") || instruction.is_wait()
 }
 
 /// What a block's instructions say of it.
@@ -200,17 +252,20 @@ struct Poll {
     voters: usize,
     /// How many of them know no more than a bound.
     unsure: usize,
+    /// What accesses say that the block runs at most.
+    most: u64,
 }
 
 impl Poll {
     /// What more than half are sure of.
     fn majority(&self) -> Option<WarpInstructions> {
         let most = self.candidates.first().filter(|(_, votes)| 2 * votes > self.voters + 2 * self.unsure);
-        most.map(|(times, _)| *times)
+        most.map(|(times, _)| *times).filter(|times| times.likely <= self.most)
     }
 
     /// What agrees with a bound: what most say, between the extremes of all that do.
     fn within(&self, bound: u64) -> WarpInstructions {
+        let bound = bound.min(self.most);
         let mut fitting = self.candidates.iter().map(|(times, _)| times).filter(|times| times.likely <= bound);
         let Some(&first) = fitting.next() else {
             return WarpInstructions { likely: bound, least: 0, most: bound };
@@ -239,10 +294,7 @@ impl Sass {
                 }
             }
         }
-        let mut before = vec![Vec::new(); self.blocks.len()];
-        for (index, block) in self.blocks.iter().enumerate().filter(|(_, block)| block.reachable) {
-            block.successors.iter().for_each(|&next| before[next].push(index));
-        }
+        let before = before(&self.blocks);
         // Bounds only fall, so that this comes to rest after as many rounds as there are open blocks.
         for _ in 0..open.len() {
             let mut changed = false;
@@ -268,12 +320,18 @@ impl Sass {
     }
 
     fn poll(&self, index: usize, block: &Block, counted: &[InstructionCounters], shares: &[Shares]) -> Poll {
-        let mut poll = Poll { candidates: Vec::new(), voters: 0, unsure: 0 };
+        let mut poll = Poll { candidates: Vec::new(), voters: 0, unsure: 0, most: u64::MAX };
         let code = &self.instructions[block.instructions.clone()];
         let mute = code.iter().all(is_mute);
         for instruction in code.iter().filter(|one| mute || !is_mute(one)) {
             let position = instruction.position;
-            let likely = counted.get(position).map_or(0, |counted| counted.executions);
+            let counted = counted.get(position).copied().unwrap_or_default();
+            let mut likely = counted.executions;
+            if let Some(lanes) = instruction.admitted {
+                let warps = if counted.requests > 0 { counted.requests } else { counted.active_lanes / lanes };
+                likely = likely.min(warps);
+                poll.most = poll.most.min(likely);
+            }
             let unrolled = self.unrolled.iter().zip(shares).find(|(unrolled, _)| unrolled.body.contains(&position));
             let (times, sure) = unrolled
                 .and_then(|(unrolled, shares)| unrolled.times(index, &block.instructions, shares))
@@ -366,6 +424,48 @@ mod tests {
         // Never through the copy of two.
         let (times, _) = executions(10, 10);
         assert_eq!(times[2..8], [0, 0, 0, 0, 10, 10]);
+    }
+
+    /// Two iterations of a loop whose guarded load has become a branch around it.
+    #[test]
+    fn branches_around_accesses_part_no_copy() {
+        let ptx = PTX.replace("ld.global", "@%p1 ld.global");
+        let sass = "
+            //## File \"kernel.ptx\", line 2
+            /*0000*/ MOV R1, R0 ;
+            .L_x_1:
+            //## File \"kernel.ptx\", line 3
+            /*0010*/ @P1 BRA `(.L_x_2) ;
+            /*0020*/ LDG R1, [R2] ;
+            .L_x_2:
+            /*0030*/ @P1 BRA `(.L_x_3) ;
+            /*0040*/ LDG R1, [R2] ;
+            .L_x_3:
+            //## File \"kernel.ptx\", line 6
+            /*0050*/ @P0 BRA `(.L_x_1) ;
+            //## File \"kernel.ptx\", line 8
+            /*0060*/ EXIT ;";
+        let kernel = ptx::parse(&ptx).unwrap().remove(0);
+        let sass = Sass::parse(sass, &kernel).unwrap();
+        let counted = |executions, active_lanes, requests| InstructionCounters {
+            executions,
+            active_lanes,
+            requests,
+            ..Default::default()
+        };
+        let load = counted(40, 40, 40);
+        let inside = counted(40, 40, 0);
+        let all = [
+            counted(10, 10, 0),
+            counted(10, 10, 0),
+            load,
+            inside,
+            inside,
+            counted(40, 30, 0),
+            counted(10, 10, 10),
+            counted(10, 10, 0),
+        ];
+        assert_eq!(sass.executions(&all), [10, 20, 20, 20, 20, 20, 10]);
     }
 
     #[test]

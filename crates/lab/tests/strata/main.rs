@@ -3,6 +3,7 @@
 mod contract;
 mod counters;
 mod hopper;
+mod tensor_cores;
 
 use arch::Sm;
 use kernels::{Inputs, Problem, Stratum, Tiles};

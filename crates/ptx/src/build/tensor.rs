@@ -32,11 +32,11 @@ impl KernelBuilder {
 
     // ---- matrices in registers
 
-    /// `d += a x b` of a warp, 16 rows by 8 columns: `a` and `b` are of the 16-bit type `ty`, two to a register, four or two
-    /// registers of `a` being 16 or 8 deep (`mma.m16n8k16` on sm_80, `mma.m16n8k8` on sm_75).
+    /// `d += a x b` of a warp, 16 rows by 8 columns: `a` and `b` are of the type `ty`, of 16 bits, two to a register, or tf32.
+    /// Four registers of `a` are 32 bytes deep, two 16 (`mma.m16n8k16` on sm_80, `mma.m16n8k8` on sm_75).
     #[track_caller]
     pub fn mma(&mut self, d: &[Reg<F32>], a: &[Reg<B32>], b: &[Reg<B32>], ty: Type) {
-        let depth = 4 * a.len();
+        let depth = 64 * a.len() as u32 / ty.bits().max(1);
         let names = format!("sync aligned m16n8k{depth} row col f32 {} {} f32", ty.name(), ty.name());
         self.emit_named(Opcode::Mma, &names, vec![registers(d), registers(a), registers(b), registers(d)]);
     }
@@ -96,12 +96,13 @@ impl KernelBuilder {
 
     // ---- asynchronous copies
 
-    /// Copies 16 bytes from global to shared memory while the thread goes on; only the first `bytes` are read, the rest
-    /// become 0. Ends with [`KernelBuilder::cp_async_wait`].
+    /// Copies `bytes`, 4, 8 or 16, from global to shared memory while the thread goes on, past the first-level cache where it
+    /// can; only the first `read` of them are read, the rest become 0. Ends with [`KernelBuilder::cp_async_wait`].
     #[track_caller]
-    pub fn cp_async(&mut self, to: Pointer<Shared>, from: Pointer<Global>, bytes: impl Into<Src<U32>>) {
-        let operands = vec![to.memory(), from.memory(), Operand::Integer(16), bytes.into().operand];
-        self.emit_named(Opcode::CpAsync, "async cg shared global", operands);
+    pub fn cp_async(&mut self, to: Pointer<Shared>, from: Pointer<Global>, bytes: u32, read: impl Into<Src<U32>>) {
+        let operands = vec![to.memory(), from.memory(), Operand::Integer(bytes.into()), read.into().operand];
+        let names = if bytes == 16 { "async cg shared global" } else { "async ca shared global" };
+        self.emit_named(Opcode::CpAsync, names, operands);
     }
 
     /// This thread's copies since the last commit become a group.

@@ -1,0 +1,135 @@
+//! What becomes of the product of a query and a key before softmax: scale, softcap, ALiBi.
+
+use std::f32::consts::LOG2_E;
+use std::panic::Location;
+
+use ptx::{Compare, F32, Global, KernelBuilder, Pointer, Reg, S32, U32, U64};
+
+use crate::accumulator::{Accumulator, PerRow};
+use crate::config::Config;
+use crate::schedule::{Schedule, Work};
+
+/// How products become scores: kernel parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct Scores {
+    /// What takes a score, as [`Scores::modify`] leaves it, to an exponent to base 2.
+    pub to_exponent: Reg<F32>,
+    scale: Reg<F32>,
+    softcap: Option<Softcap>,
+    slopes: Option<Slopes>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Softcap {
+    cap: Reg<F32>,
+    /// `scale / cap`.
+    factor: Reg<F32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slopes {
+    base: Reg<U64>,
+    /// Slopes of a batch entry; 0 where all have the same.
+    batch: Reg<U32>,
+}
+
+/// ALiBi for a thread's two rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Alibi {
+    /// The slopes of the rows' heads, negated.
+    minus_slope: PerRow<Reg<F32>>,
+    /// The keys that the rows' queries stand at.
+    position: PerRow<Reg<S32>>,
+}
+
+impl Scores {
+    /// Declares `scale`, with a cap `softcap`, with slopes `alibi_slopes` and the number of those of a batch entry.
+    #[track_caller]
+    pub fn new(k: &mut KernelBuilder, config: &Config) -> Self {
+        k.at(Location::caller(), |k| {
+            let scale = k.param::<F32>("scale");
+            let softcap = config.softcap.then(|| {
+                let cap = k.param::<F32>("softcap");
+                Softcap { cap, factor: k.div_rn(scale, cap) }
+            });
+            let slopes = config
+                .alibi
+                .then(|| Slopes { base: k.pointer_param("alibi_slopes", 4), batch: k.param("alibi_slopes_batch") });
+            let to_exponent = match (softcap, slopes) {
+                (None, None) => k.mul(scale, LOG2_E),
+                _ => k.mov(LOG2_E),
+            };
+            Self { to_exponent, scale, softcap, slopes }
+        })
+    }
+
+    /// ALiBi for a thread's rows `row` and `row + 8` of a tile, if there is any.
+    #[track_caller]
+    pub fn alibi(&self, k: &mut KernelBuilder, schedule: &Schedule, work: &Work, row: Reg<S32>) -> Option<Alibi> {
+        let slopes = self.slopes?;
+        Some(k.at(Location::caller(), |k| {
+            let first = k.add(work.row, row);
+            let rows = [0, 8].map(|offset| {
+                let row = k.add(first, offset);
+                let (query, head) = schedule.query(k, row);
+                // Rows past the end have no slope of their own: whatever is read, they are not stored.
+                let head = head.map_or(work.head, |head| k.add(head, work.head));
+                let index = k.mad(work.batch, slopes.batch, head);
+                let place = k.mad_wide(index, 4, slopes.base);
+                let slope = k.ld::<F32, _>(Pointer::<Global>::at(place));
+                (k.neg(slope), k.add(query, work.diagonal))
+            });
+            Alibi { minus_slope: rows.map(|(slope, _)| slope), position: rows.map(|(_, position)| position) }
+        }))
+    }
+
+    /// Products become scores, where that takes more than a factor. `key` is the key of the thread's first column.
+    #[track_caller]
+    pub fn modify(&self, k: &mut KernelBuilder, scores: &Accumulator, alibi: Option<&Alibi>, key: Reg<S32>) {
+        k.at(Location::caller(), |k| {
+            if let Some(Softcap { cap, factor }) = self.softcap {
+                for &score in &scores.values {
+                    k.mul_to(score, score, factor);
+                    let capped = tanh(k, score);
+                    k.mul_to(score, capped, cap);
+                }
+            } else if alibi.is_some() {
+                scores.values.iter().for_each(|&score| k.mul_to(score, score, self.scale));
+            }
+            let Some(alibi) = alibi else { return };
+            for row in 0..2 {
+                let distance = k.sub(alibi.position[row], key);
+                let distance = k.cvt::<F32, _>(distance);
+                for (column, score) in scores.row(row) {
+                    let distance = k.sub(distance, column as f32);
+                    let distance = k.and(distance.cast::<U32>(), 0x7fff_ffff);
+                    k.fma_to(score, alibi.minus_slope[row], distance.cast::<F32>(), score);
+                }
+            }
+        });
+    }
+}
+
+/// The hyperbolic tangent, to a few units in the last place: `tanh.approx` is good to 11 bits alone, which a cap multiplies.
+///
+/// `1 - 2 / (e^2x + 1)`, or near 0, where that cancels, the beginning of its series.
+#[track_caller]
+fn tanh(k: &mut KernelBuilder, x: Reg<F32>) -> Reg<F32> {
+    /// Where the next term of the series is less than a unit in the last place.
+    const NEAR: f32 = 0.25;
+    let exponent = k.mul(x, 2.0 * LOG2_E);
+    let power = k.ex2(exponent);
+    let sum = k.add(power, 1.0);
+    let inverse = k.rcp_approx(sum);
+    let far = k.fma(inverse, -2.0, 1.0);
+
+    let square = k.mul(x, x);
+    let coefficients: [f32; 4] = [-17.0 / 315.0, 2.0 / 15.0, -1.0 / 3.0, 0.0];
+    let mut series = k.mov::<F32>(62.0 / 2835.0);
+    for coefficient in coefficients {
+        series = k.fma(series, square, coefficient);
+    }
+    let near = k.fma(series, x, x);
+    let is_near = k.setp(Compare::Lt, square, NEAR * NEAR);
+    k.selp(near, far, is_near)
+}

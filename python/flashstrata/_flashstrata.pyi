@@ -1,0 +1,34 @@
+from typing import Optional, Sequence, Tuple
+
+__version__: str
+
+Memory = Tuple[int, Sequence[int], Sequence[int]]
+
+class Device:
+    """A GPU, or an emulated one, and the kernels that were compiled for it."""
+
+    name: str
+    def __init__(self, ordinal: int = 0, tuned: bool = False) -> None: ...
+    @staticmethod
+    def emulated(name: str) -> "Device": ...
+    def forward(
+        self,
+        stream: int,
+        dtype: str,
+        q: Memory,
+        k: Memory,
+        v: Memory,
+        out: Tuple[int, Sequence[int]],
+        lse: Tuple[int, int],
+        scale: Optional[float],
+        left: int,
+        right: int,
+        softcap: float,
+        slopes: Optional[Tuple[int, int]],
+        packed: Optional[Tuple[int, int, int, int, int]],
+        stratum: Optional[str],
+    ) -> None: ...
+    def forward_host(
+        self, problem: str, q: bytes, k: bytes, v: bytes, stratum: Optional[str] = None
+    ) -> Tuple[bytes, bytes]: ...
+    def plan(self, problem: str, stratum: Optional[str] = None) -> str: ...

@@ -1,0 +1,56 @@
+"""The library on an emulated GPU: no GPU and no torch are needed."""
+
+import flashstrata
+import numpy as np
+import pytest
+
+
+def attention(q, k, v, causal):
+    """Out and lse of (batch, seqlen, heads, dim), in f64."""
+    group = q.shape[2] // k.shape[2]
+    q, k, v = q.astype(np.float64), k.astype(np.float64).repeat(group, 2), v.astype(np.float64).repeat(group, 2)
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    if causal:
+        i = np.arange(scores.shape[-2])[:, None] + scores.shape[-1] - scores.shape[-2]
+        scores = np.where(np.arange(scores.shape[-1])[None] > i, -np.inf, scores)
+    largest = scores.max(-1, keepdims=True)
+    p = np.exp(scores - largest)
+    total = p.sum(-1, keepdims=True)
+    return np.einsum("bhqk,bkhd->bqhd", p / total, v), (largest + np.log(total))[..., 0]
+
+
+@pytest.mark.parametrize("gpu", ["RTX 2070", "H200"])
+@pytest.mark.parametrize("mask", ["", " causal"])
+def test_host_tensors(gpu, mask):
+    rng = np.random.default_rng(7)
+    q = rng.standard_normal((1, 70, 4, 64)).astype(np.float16)
+    k, v = (rng.standard_normal((1, 90, 2, 64)).astype(np.float16) for _ in range(2))
+    device = flashstrata.Device.emulated(gpu)
+    out, lse = device.forward_host(f"1x4/2x70/90x64 f16{mask}", q.tobytes(), k.tobytes(), v.tobytes())
+    expected, expected_lse = attention(q, k, v, bool(mask))
+    out = np.frombuffer(out, np.float16).reshape(q.shape).astype(np.float64)
+    assert np.abs(out - expected).max() < 2e-3
+    assert np.abs(np.frombuffer(lse, np.float32).reshape(1, 4, 70) - expected_lse).max() < 1e-3
+
+
+def test_the_plan_says_what_runs():
+    assert " v3 " in flashstrata.Device.emulated("H200").plan("4x16x1024x128 bf16")
+    assert "v2_kt" in flashstrata.Device.emulated("H200").plan("4x16x1024x128 bf16", stratum="v2_kt")
+
+
+@pytest.mark.parametrize(
+    ("problem", "says"), [("nonsense", "nonsense"), ("1x3/2x8x8", "heads"), ("1x1x8x300", "300"), ("1x1x8x8 scale=-1", "scale")]
+)
+def test_bad_problems_are_named(problem, says):
+    with pytest.raises(ValueError, match=says):
+        flashstrata.Device.emulated("H200").plan(problem)
+
+
+def test_wrong_sizes_and_names_are_named():
+    device = flashstrata.Device.emulated("H200")
+    with pytest.raises(ValueError):
+        device.forward_host("1x1x8x8", bytes(4), bytes(4), bytes(4))
+    with pytest.raises(ValueError, match="v9"):
+        device.plan("1x1x8x8", stratum="v9")
+    with pytest.raises(ValueError, match="RTX 9999"):
+        flashstrata.Device.emulated("RTX 9999")
