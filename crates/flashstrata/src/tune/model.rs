@@ -47,7 +47,9 @@ pub fn clocks(hardware: &Hardware, problem: &Problem, stratum: Stratum, config: 
         Dtype::Bf16 => TensorOperand::Bf16,
     };
     let tensor = rates.tensor.of(operand).filter(|_| !on_cuda_cores);
-    let products = 2.0 * pairs * (depth + width) / f64::from(tensor.unwrap_or(2 * rates.fma));
+    // f32 to nearly its own precision takes three products.
+    let times = if tensor.is_some() && problem.dtype == Dtype::F32 && !config.tf32 { 3.0 } else { 1.0 };
+    let products = times * 2.0 * pairs * (depth + width) / f64::from(tensor.unwrap_or(2 * rates.fma));
     let exponentials = pairs / f64::from(rates.exp2);
     let shared = if on_cuda_cores {
         let rows = block_q as f64 / (f64::from(config.tiles.threads) / LANES);
