@@ -119,7 +119,9 @@ impl Planner {
         for stratum in self.candidates() {
             let why = match of(stratum, self.tiles) {
                 Ok(_)
-                    if stratum == Stratum::V3 && self.stratum.is_none() && of(Stratum::V2Tc, None).is_ok_and(fills) =>
+                    if stratum == Stratum::V3
+                        && self.stratum.is_none()
+                        && of(Stratum::V2Tc, None).is_ok_and(|plan| fills(&plan, problem)) =>
                 {
                     Why::FewQueries { queries: problem.seqlen_q }
                 }
@@ -158,8 +160,10 @@ impl Planner {
 }
 
 /// Whether a plan makes up for few queries: by splitting keys, or by letting heads share tiles.
-fn fills(plan: kernels::Plan) -> bool {
-    plan.config.split || plan.config.grouped
+fn fills(plan: &kernels::Plan, problem: &Problem) -> bool {
+    /// More than so many are worth tiles of their own.
+    const FEW: usize = 32;
+    plan.config.split || plan.config.grouped && problem.seqlen_q <= FEW
 }
 
 /// A generation that was not chosen.
