@@ -8,7 +8,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for text in std::env::args().skip(1) {
         let problem: Problem = text.parse()?;
         let inputs = Inputs::randn(&problem, 1)?;
-        let layout = Layout::of(&problem, &inputs)?;
+        let mut layout = Layout::of(&problem, &inputs)?;
+        // `[batch, heads, seqlen, dim]`, as PyTorch has it.
+        let bhsd = kernels::Strides::bhsd;
+        (layout.q, layout.k) = (bhsd(problem.seqlen_q, problem.heads_q, problem.head_dim), bhsd(problem.seqlen_k, problem.heads_kv, problem.head_dim));
+        (layout.out, layout.v) = (bhsd(problem.seqlen_q, problem.heads_q, problem.head_dim_v), bhsd(problem.seqlen_k, problem.heads_kv, problem.head_dim_v));
         let outputs = Outputs::nan(&problem)?;
         let mut out = outputs.out.storage().to_vec();
         let mut lse = vec![0f32; problem.total_q() * problem.heads_q];

@@ -6,6 +6,8 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use kernels::{Dtype, Layout, Problem, Strides};
 
+use crate::buffer::Buffer;
+
 /// Where a call's tensors begin.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
@@ -143,23 +145,16 @@ impl Rows {
         unsafe { self.first.add(row * self.stride * dtype.bytes()) }
     }
 
-    /// Some rows as f32, and the elements from one to the next: where they lie, when they are f32 and together, else in
-    /// `copies`.
+    /// Copies some rows as f32, `stride` elements from one to the next.
     ///
     /// # Safety
-    /// There are such rows, and they outlive the result.
+    /// There are such rows.
     #[inline(always)]
-    pub unsafe fn widened(self, dtype: Dtype, rows: Range<usize>, copies: &mut Vec<f32>) -> (*const f32, usize) {
-        // SAFETY: as the caller says.
-        unsafe {
-            if dtype == Dtype::F32 && self.stride == self.dim {
-                return (self.row(dtype, rows.start).cast(), self.stride);
-            }
-            copies.resize(rows.len() * self.dim, 0.0);
-            for (row, copy) in rows.zip(copies.chunks_exact_mut(self.dim)) {
-                widen(dtype, self.row(dtype, row), copy);
-            }
+    pub unsafe fn copy(self, dtype: Dtype, rows: Range<usize>, stride: usize, copies: &mut Buffer) {
+        copies.resize(rows.len() * stride);
+        for (row, copy) in rows.zip(copies.chunks_exact_mut(stride)) {
+            // SAFETY: as the caller says.
+            unsafe { widen(dtype, self.row(dtype, row), &mut copy[..self.dim]) };
         }
-        (copies.as_ptr(), self.dim)
     }
 }

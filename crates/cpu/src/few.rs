@@ -5,20 +5,25 @@ use std::ops::Range;
 use kernels::Dtype;
 use pulp::{Simd, WithSimd};
 
+use crate::buffer::Buffer;
 use crate::call::{Call, Rows, widen};
 use crate::exp2::exp2;
-use crate::lanes::{KEYS, load, store, tanh};
+use crate::lanes::{KEYS, load, store};
 use crate::partial::Partials;
+use crate::scores::Adjust;
 use crate::tiles::Tile;
 
 /// Sequences of at most so many queries are computed here.
 pub(crate) const QUERIES: usize = 4;
 
+/// Rows of a tile at most.
+pub(crate) const ROWS: usize = 64;
+
 /// Memory of a thread.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    keys: Vec<f32>,
-    values: Vec<f32>,
+    keys: Buffer,
+    values: Buffer,
     rows: Vec<Row>,
 }
 
@@ -37,10 +42,10 @@ macro_rules! in_groups {
 /// A query, and what is known of it.
 #[derive(Default)]
 struct Row {
-    query: Vec<f32>,
+    query: Buffer,
     /// Of a block.
-    scores: Vec<f32>,
-    out: Vec<f32>,
+    scores: Buffer,
+    out: Buffer,
     max: f32,
     sum: f32,
     seen: Range<usize>,
@@ -94,12 +99,15 @@ impl WithSimd for Job<'_> {
 /// # Safety
 /// There are such rows, and they outlive the result.
 #[inline(always)]
-unsafe fn streamed(dtype: Dtype, rows: Rows, range: Range<usize>, copies: &mut Vec<f32>) -> (*const f32, usize) {
+unsafe fn streamed(dtype: Dtype, rows: Rows, range: Range<usize>, copies: &mut Buffer) -> (*const f32, usize) {
     // SAFETY: as the caller says.
     unsafe {
         match dtype {
             Dtype::F32 => (rows.row(dtype, range.start).cast(), rows.stride),
-            _ => rows.widened(dtype, range, copies),
+            _ => {
+                rows.copy(dtype, range, rows.dim, copies);
+                (copies.as_ptr(), rows.dim)
+            }
         }
     }
 }
@@ -109,12 +117,11 @@ impl Row {
         let problem = call.problem;
         let (seqlen_q, seqlen_k) = problem.lengths(tile.entry);
         let (head, i) = tile.row(problem, row);
-        self.query.resize(problem.head_dim, 0.0);
+        self.query.resize(problem.head_dim);
         // SAFETY: it is a row of the queries.
         unsafe { widen(call.dtype(), call.query(tile.entry, head, i), &mut self.query) };
-        self.scores.resize(KEYS, 0.0);
-        self.out.clear();
-        self.out.resize(problem.head_dim_v, 0.0);
+        self.scores.resize(KEYS);
+        self.out.refill(problem.head_dim_v, 0.0);
         (self.max, self.sum) = (f32::NEG_INFINITY, 0.0);
         self.seen = problem.mask.seen_keys(i, seqlen_q, seqlen_k);
         self.diagonal = (i + seqlen_k) as f32 - seqlen_q as f32;
@@ -124,23 +131,12 @@ impl Row {
     /// From a block's scores to probabilities; rescales what was summed before.
     #[inline(always)]
     fn absorb<S: Simd>(&mut self, simd: S, call: &Call<'_>, range: &Range<usize>) {
-        let problem = call.problem;
-        let scores = &mut self.scores[..range.len().next_multiple_of(S::F32_LANES)];
         if !call.plain {
-            let scale = problem.scale() as f32;
-            scores.iter_mut().for_each(|score| *score *= scale);
+            let Row { diagonal, slope, .. } = *self;
+            let scores = &mut self.scores[..range.len()];
+            Adjust { problem: call.problem, scores, first: range.start, diagonal, slope }.with_simd(simd);
         }
-        if let Some(cap) = problem.softcap {
-            for vector in S::as_mut_simd_f32s(scores).0 {
-                let share = simd.mul_f32s(*vector, simd.splat_f32s(cap.recip()));
-                *vector = simd.mul_f32s(tanh(simd, share), simd.splat_f32s(cap));
-            }
-        }
-        if problem.alibi_slopes.is_some() {
-            for (score, key) in scores.iter_mut().zip(range.clone()) {
-                *score -= self.slope * (self.diagonal - key as f32).abs();
-            }
-        }
+        let scores = &mut self.scores[..range.len().next_multiple_of(S::F32_LANES)];
         let unseen = |key: usize| key.clamp(range.start, range.end) - range.start;
         let (start, end) = (unseen(self.seen.start), unseen(self.seen.end));
         scores[..start].fill(f32::NEG_INFINITY);

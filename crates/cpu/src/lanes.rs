@@ -8,11 +8,14 @@
 
 use std::ops::Range;
 
+use kernels::Dtype;
 use pulp::{Simd, WithSimd};
 
-use crate::call::{Call, Rows};
+use crate::buffer::Buffer;
+use crate::call::{Call, Rows, widen};
 use crate::exp2::exp2;
 use crate::partial::Partials;
+use crate::scores::tanh;
 use crate::tiles::Tile;
 
 /// Keys of a block: its scores stay in the first-level cache beside the queries.
@@ -21,27 +24,34 @@ pub(crate) const KEYS: usize = 128;
 /// Vectors of queries in a sub-tile: with [`NARROW`] or [`WIDE`] rows of accumulators they fill the registers.
 const VECTORS: usize = 3;
 
+/// Elements from a copied key to the next: a constant, with which the rows of a product are at constant distances, and 17 cache
+/// lines, so that they are not in the same sets.
+const KEY_STRIDE: usize = 272;
+
 /// Rows of accumulators where there are 32 registers, and where there are 16.
 const WIDE: usize = 8;
 const NARROW: usize = 4;
 
-/// Sub-tiles of a tile, which share what is copied of keys and values.
-const SUB_TILES: usize = 4;
+/// Sub-tiles of a tile at most: they share what is read and copied of keys and values, and fit the second-level cache.
+const SUB_TILES: usize = 12;
 
-/// Rows of a tile with vectors of so many lanes.
-pub(crate) const fn height(lanes: usize) -> usize {
-    SUB_TILES * VECTORS * lanes
+/// Rows of a tile with vectors of so many lanes, where `rows` are divided among `threads`.
+pub(crate) fn height(lanes: usize, rows: usize, threads: usize) -> usize {
+    /// For each thread, so that all end at about the same time.
+    const TILES_PER_THREAD: usize = 4;
+    let sub_tiles = rows / (VECTORS * lanes * threads * TILES_PER_THREAD);
+    sub_tiles.clamp(1, SUB_TILES) * VECTORS * lanes
 }
 
 /// Memory of a thread.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    keys: Vec<f32>,
-    values: Vec<f32>,
+    keys: Buffer,
+    values: Buffer,
     /// A row on its way from or to memory.
     row: Vec<f32>,
     /// `[key][query]`.
-    scores: Vec<f32>,
+    scores: Buffer,
     sub_tiles: Vec<SubTile>,
 }
 
@@ -52,11 +62,11 @@ struct SubTile {
     rows: Range<usize>,
     vectors: usize,
     /// `[head_dim][query]`.
-    queries: Vec<f32>,
+    queries: Buffer,
     /// `[head_dim_v][query]`.
-    out: Vec<f32>,
-    max: Vec<f32>,
-    sum: Vec<f32>,
+    out: Buffer,
+    max: Buffer,
+    sum: Buffer,
     /// What each lane sees, and where its bias is 0.
     seen: Vec<Range<usize>>,
     diagonal: Vec<f32>,
@@ -82,17 +92,24 @@ impl WithSimd for Job<'_> {
         let Job { call, tile, partials, scratch } = self;
         let Scratch { keys, values, row, scores, sub_tiles } = scratch;
         let (keys_of, values_of) = (call.keys(tile.entry, tile.kv_head), call.values(tile.entry, tile.kv_head));
+        let panel = if S::REGISTER_COUNT >= 32 { WIDE } else { NARROW };
         let count = tile.rows.len().div_ceil(VECTORS * S::F32_LANES);
         sub_tiles.resize_with(count.max(sub_tiles.len()), SubTile::default);
         for (index, sub_tile) in sub_tiles[..count].iter_mut().enumerate() {
             let start = tile.rows.start + index * VECTORS * S::F32_LANES;
             let rows = start..(start + VECTORS * S::F32_LANES).min(tile.rows.end);
-            sub_tile.begin(call, tile, rows, S::F32_LANES, row);
+            sub_tile.begin(call, tile, rows, S::F32_LANES, panel, row);
         }
         for block in tile.keys.start / KEYS..tile.keys.end.div_ceil(KEYS) {
             let range = tile.keys.start.max(block * KEYS)..tile.keys.end.min((block + 1) * KEYS);
-            // SAFETY: a tile's keys are the entry's, and the copies outlive the block.
-            let (keys, values) = unsafe { (widened(call, keys_of, &range, keys), widened(call, values_of, &range, values)) };
+            // SAFETY: a tile's keys are the entry's.
+            unsafe {
+                keys_of.copy(call.dtype(), range.clone(), KEY_STRIDE, keys);
+                match panel {
+                    WIDE => to_panels::<WIDE>(call.dtype(), values_of, range.clone(), row, values),
+                    _ => to_panels::<NARROW>(call.dtype(), values_of, range.clone(), row, values),
+                }
+            }
             for sub_tile in &mut sub_tiles[..count] {
                 let seen = range.start.max(sub_tile.any.start)..range.end.min(sub_tile.any.end);
                 if seen.is_empty() {
@@ -115,30 +132,52 @@ impl WithSimd for Job<'_> {
     }
 }
 
+/// Elements from a panel to the next: a cache line more than it holds, so that panels are not all in one set of the cache.
+const fn panel<const W: usize>() -> usize {
+    KEYS * W + 16
+}
+
+/// Copies values as panels, `[column / W][key][column % W]` of [`KEYS`] keys each: what one row of accumulators reads is
+/// then together, and no more of it in a set of the cache than fits there.
+///
 /// # Safety
-/// There are such rows, and what is copied of them is not used after the next call.
+/// There are such rows.
 #[inline(always)]
-unsafe fn widened(call: &Call<'_>, rows: Rows, range: &Range<usize>, copies: &mut Vec<f32>) -> (*const f32, usize) {
-    // SAFETY: as the caller says.
-    unsafe { rows.widened(call.dtype(), range.clone(), copies) }
+unsafe fn to_panels<const W: usize>(
+    dtype: Dtype,
+    values: Rows,
+    range: Range<usize>,
+    row: &mut Vec<f32>,
+    panels: &mut Buffer,
+) {
+    panels.resize(values.dim.div_ceil(W) * panel::<W>());
+    row.clear();
+    row.resize(values.dim.next_multiple_of(W), 0.0);
+    for (key, value) in range.enumerate() {
+        // SAFETY: as the caller says.
+        unsafe { widen(dtype, values.row(dtype, value), &mut row[..values.dim]) };
+        let (columns, _) = row.as_chunks::<W>();
+        for (panel, columns) in panels.chunks_exact_mut(panel::<W>()).zip(columns) {
+            panel.as_chunks_mut().0[key] = *columns;
+        }
+    }
 }
 
 impl SubTile {
-    fn begin(&mut self, call: &Call<'_>, tile: &Tile, rows: Range<usize>, lanes: usize, row: &mut Vec<f32>) {
+    fn begin(&mut self, call: &Call<'_>, tile: &Tile, rows: Range<usize>, lanes: usize, panel: usize, row: &mut Vec<f32>) {
         let problem = call.problem;
         let (seqlen_q, seqlen_k) = problem.lengths(tile.entry);
         self.vectors = rows.len().div_ceil(lanes);
         let width = self.vectors * lanes;
         row.resize(problem.head_dim, 0.0);
-        self.queries.clear();
-        self.queries.resize(problem.head_dim * width, 0.0);
+        self.queries.refill(problem.head_dim * width, 0.0);
         self.seen.clear();
         self.diagonal.clear();
         self.slope.clear();
         for (lane, r) in rows.clone().enumerate() {
             let (head, i) = tile.row(problem, r);
             // SAFETY: it is a row of the queries.
-            unsafe { crate::call::widen(call.dtype(), call.query(tile.entry, head, i), row) };
+            unsafe { widen(call.dtype(), call.query(tile.entry, head, i), row) };
             for (element, column) in row.iter().zip(self.queries.chunks_exact_mut(width)) {
                 column[lane] = *element;
             }
@@ -155,11 +194,9 @@ impl SubTile {
         self.diagonal.resize(width, 0.0);
         self.slope.resize(width, 0.0);
         for (column, fill) in [(&mut self.max, f32::NEG_INFINITY), (&mut self.sum, 0.0)] {
-            column.clear();
-            column.resize(width, fill);
+            column.refill(width, fill);
         }
-        self.out.clear();
-        self.out.resize(problem.head_dim_v * width, 0.0);
+        self.out.refill(problem.head_dim_v.next_multiple_of(panel) * width, 0.0);
         self.rows = rows;
     }
 
@@ -181,8 +218,9 @@ struct Block<'a> {
     call: &'a Call<'a>,
     seen: Range<usize>,
     /// Row `first` of these is the first key that is seen.
-    keys: (*const f32, usize),
-    values: (*const f32, usize),
+    keys: &'a [f32],
+    /// As [`to_panels`] makes them.
+    values: &'a [f32],
     first: usize,
 }
 
@@ -192,24 +230,24 @@ fn absorb<S: Simd, const M: usize, const V: usize>(
     simd: S,
     block: &Block<'_>,
     sub_tile: &mut SubTile,
-    scores: &mut Vec<f32>,
+    scores: &mut Buffer,
 ) {
     let width = V * S::F32_LANES;
     let (count, problem) = (block.seen.len(), block.call.problem);
     let masked = block.seen.start < sub_tile.all.start || block.seen.end > sub_tile.all.end;
-    scores.resize(KEYS * width, 0.0);
+    scores.resize(KEYS * width);
     let (max, sum) = (columns::<S, V>(&mut sub_tile.max), columns::<S, V>(&mut sub_tile.sum));
     let mut highest = [simd.splat_f32s(f32::NEG_INFINITY); V];
     // SAFETY: there are `count` rows of keys from the first seen on, and of scores; the queries are `head_dim` rows.
     unsafe {
-        let (keys, stride) = (block.keys.0.add(block.first * block.keys.1), block.keys.1);
+        let keys = block.keys.as_ptr().add(block.first * KEY_STRIDE);
         let (queries, scores) = (sub_tile.queries.as_ptr(), scores.as_mut_ptr());
         let mut at = 0;
         macro_rules! rows {
             ($($m:expr),*) => {$(
                 while count - at >= $m {
-                    let (keys, scores) = (keys.add(at * stride), scores.add(at * width));
-                    dot::<S, { $m }, V>(simd, keys, stride, queries, problem.head_dim, scores, &mut highest);
+                    let (keys, scores) = (keys.add(at * KEY_STRIDE), scores.add(at * width));
+                    dot::<S, { $m }, V>(simd, keys, queries, problem.head_dim, scores, &mut highest);
                     at += $m;
                 }
             )*};
@@ -245,24 +283,12 @@ fn absorb<S: Simd, const M: usize, const V: usize>(
         }
     }
 
-    // SAFETY: there are `count` rows of values from the first seen on, and of scores; the output is `head_dim_v` rows.
-    unsafe {
-        let (values, stride) = (block.values.0.add(block.first * block.values.1), block.values.1);
-        let (scores, out) = (scores.as_ptr(), sub_tile.out.as_mut_ptr());
-        let mut at = 0;
-        macro_rules! rows {
-            ($($m:expr),*) => {$(
-                while problem.head_dim_v - at >= $m {
-                    let (values, out) = (values.add(at), out.add(at * width));
-                    accumulate::<S, { $m }, V>(simd, values, stride, scores, count, out, &rescale);
-                    at += $m;
-                }
-            )*};
+    for (panel, out) in block.values.chunks_exact(panel::<M>()).zip(sub_tile.out.chunks_exact_mut(M * width)) {
+        // SAFETY: there are `count` rows of the panel from the first seen on, and of scores; the output is `M` rows.
+        unsafe {
+            let values = panel.as_ptr().add(block.first * M);
+            accumulate::<S, M, V>(simd, values, scores.as_ptr(), count, out.as_mut_ptr(), &rescale);
         }
-        if M == WIDE {
-            rows!(WIDE);
-        }
-        rows!(NARROW, 1);
     }
 }
 
@@ -281,7 +307,6 @@ fn columns<S: Simd, const V: usize>(row: &mut [f32]) -> &mut [S::f32s; V] {
 unsafe fn dot<S: Simd, const M: usize, const V: usize>(
     simd: S,
     keys: *const f32,
-    stride: usize,
     queries: *const f32,
     depth: usize,
     scores: *mut f32,
@@ -296,7 +321,7 @@ unsafe fn dot<S: Simd, const M: usize, const V: usize>(
                 query[v] = load::<S>(queries.add((k * V + v) * S::F32_LANES));
             }
             for m in 0..M {
-                let key = simd.splat_f32s(*keys.add(m * stride + k));
+                let key = simd.splat_f32s(*keys.add(m * KEY_STRIDE + k));
                 for v in 0..V {
                     sums[m][v] = simd.mul_add_e_f32s(key, query[v], sums[m][v]);
                 }
@@ -319,7 +344,6 @@ unsafe fn dot<S: Simd, const M: usize, const V: usize>(
 unsafe fn accumulate<S: Simd, const M: usize, const V: usize>(
     simd: S,
     values: *const f32,
-    stride: usize,
     probabilities: *const f32,
     depth: usize,
     out: *mut f32,
@@ -339,7 +363,7 @@ unsafe fn accumulate<S: Simd, const M: usize, const V: usize>(
                 probability[v] = load::<S>(probabilities.add((k * V + v) * S::F32_LANES));
             }
             for m in 0..M {
-                let value = simd.splat_f32s(*values.add(k * stride + m));
+                let value = simd.splat_f32s(*values.add(k * M + m));
                 for v in 0..V {
                     sums[m][v] = simd.mul_add_e_f32s(value, probability[v], sums[m][v]);
                 }
@@ -427,15 +451,4 @@ fn adjust<S: Simd, const V: usize>(
         }
     }
     highest
-}
-
-/// `1 - 2 / (e^2x + 1)`.
-#[inline(always)]
-pub(crate) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    /// From here on the result is 1.
-    const FAR: f32 = 20.0;
-    let near = simd.min_f32s(simd.max_f32s(x, simd.splat_f32s(-FAR)), simd.splat_f32s(FAR));
-    let power = exp2(simd, simd.mul_f32s(near, simd.splat_f32s(2.0 * std::f32::consts::LOG2_E)));
-    let one = simd.splat_f32s(1.0);
-    simd.sub_f32s(one, simd.div_f32s(simd.splat_f32s(2.0), simd.add_f32s(power, one)))
 }

@@ -1,10 +1,14 @@
 //! Attention on the processor at hand.
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
+mod buffer;
 mod call;
 mod exp2;
 mod few;
 mod lanes;
 mod partial;
+mod scores;
 mod tiles;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -48,23 +52,19 @@ pub enum Error {
 /// inputs meanwhile, nor touches the outputs, whose rows do not overlap.
 pub unsafe fn attention(problem: &Problem, layout: &Layout, memory: Memory, options: Options<'_>) -> Result<(), Error> {
     let call = Call::new(problem, layout, memory);
-    let arch = pulp::Arch::new();
-    let lanes = arch.dispatch(Lanes);
+    let engine = Engine::of(problem);
     let threads = rayon::current_num_threads();
-    let (tiles, rows) = tiles::tiles(problem, lanes::height(lanes), lanes::KEYS, threads);
+    let (height, block) = engine.tile(problem.total_q() * problem.heads_q, threads);
+    let (tiles, rows) = tiles::tiles(problem, height, block, threads);
     let bytes = (rows * (problem.head_dim_v + 2) * 4) as u64;
     let partials = Partials::new(problem, rows).ok_or(Error::Memory { bytes })?;
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let cancelled = || options.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed));
     // Each thread takes the next tile when it is done with one: the costliest are first.
     rayon::broadcast(|_| {
-        let (mut scratch, mut few_scratch) = (lanes::Scratch::default(), few::Scratch::default());
+        let mut scratch = Scratch::default();
         while let Some(tile) = tiles.get(next.fetch_add(1, Ordering::Relaxed)).filter(|_| !cancelled()) {
-            if problem.lengths(tile.entry).0 <= few::QUERIES {
-                arch.dispatch(few::Job { call: &call, tile, partials: &partials, scratch: &mut few_scratch });
-            } else {
-                arch.dispatch(lanes::Job { call: &call, tile, partials: &partials, scratch: &mut scratch });
-            }
+            engine.run(&call, tile, &partials, &mut scratch);
             let done = done.fetch_add(1, Ordering::Relaxed) + 1;
             if let Some(progress) = options.progress {
                 progress(done, tiles.len());
@@ -82,6 +82,61 @@ pub unsafe fn attention(problem: &Problem, layout: &Layout, memory: Memory, opti
         }
     }
     Ok(())
+}
+
+/// What computes tiles.
+#[derive(Clone, Copy, Debug)]
+enum Engine {
+    /// Vectors, a query in each lane.
+    Lanes(pulp::Arch),
+    /// The matrix unit.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    Amx(amx::Amx),
+    /// Vectors along rows.
+    Few(pulp::Arch),
+}
+
+/// Memory of a thread, whatever computes.
+#[derive(Default)]
+struct Scratch {
+    lanes: lanes::Scratch,
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    amx: amx::Scratch,
+    few: few::Scratch,
+}
+
+impl Engine {
+    /// What is fastest for a problem; the same for all of a call, so that heads that share keys are computed like others.
+    fn of(problem: &Problem) -> Engine {
+        let longest = (0..problem.batch).map(|entry| problem.lengths(entry).0).max().unwrap_or(0);
+        if longest <= few::QUERIES {
+            return Engine::Few(pulp::Arch::new());
+        }
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if let Some(amx) = amx::Amx::new().filter(|_| problem.dtype == kernels::Dtype::Bf16) {
+            return Engine::Amx(amx);
+        }
+        Engine::Lanes(pulp::Arch::new())
+    }
+
+    /// Rows of a tile, where so many are divided among so many threads, and keys of a block.
+    fn tile(self, rows: usize, threads: usize) -> (usize, usize) {
+        match self {
+            Engine::Lanes(arch) => (lanes::height(arch.dispatch(Lanes), rows, threads), lanes::KEYS),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Engine::Amx(_) => (amx::height(rows, threads), amx::KEYS),
+            Engine::Few(_) => (few::ROWS, lanes::KEYS),
+        }
+    }
+
+    fn run(self, call: &Call<'_>, tile: &tiles::Tile, partials: &Partials, scratch: &mut Scratch) {
+        match self {
+            Engine::Lanes(arch) => arch.dispatch(lanes::Job { call, tile, partials, scratch: &mut scratch.lanes }),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Engine::Amx(amx) => amx::Job { amx, call, tile, partials, scratch: &mut scratch.amx }.run(),
+            Engine::Few(arch) => arch.dispatch(few::Job { call, tile, partials, scratch: &mut scratch.few }),
+        }
+    }
 }
 
 /// Computes a call of host tensors.
