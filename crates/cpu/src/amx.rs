@@ -8,7 +8,6 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-
 use crate::buffer::Buffer;
 use crate::call::{Call, Rows};
 use crate::partial::Partials;
@@ -135,7 +134,11 @@ impl Job<'_> {
                 pack_keys(keys, range.clone(), depth, &mut scratch.keys);
                 pack_values(values, range.clone(), width, &mut scratch.values);
             }
+            let next = range.end..tile.keys.end.min(range.end + KEYS);
             for strip in 0..height / STRIP {
+                let of_next = |strip| next.start + next.len() * strip / (height / STRIP);
+                keys.prefetch(call.dtype(), of_next(strip)..of_next(strip + 1));
+                values.prefetch(call.dtype(), of_next(strip)..of_next(strip + 1));
                 scratch.absorb(call, strip, &range, depth, width);
             }
         }
@@ -158,9 +161,8 @@ impl Scratch {
         for (row, query) in tile.rows.clone().zip(queries.chunks_exact_mut(depth)) {
             let (head, i) = tile.row(problem, row);
             // SAFETY: it is a row of the queries, and bf16.
-            let from = unsafe {
-                std::slice::from_raw_parts(call.query(tile.entry, head, i).cast::<u16>(), problem.head_dim)
-            };
+            let from =
+                unsafe { std::slice::from_raw_parts(call.query(tile.entry, head, i).cast::<u16>(), problem.head_dim) };
             query[..from.len()].copy_from_slice(from);
             self.rows.push(Row {
                 max: f32::NEG_INFINITY,

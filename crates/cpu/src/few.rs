@@ -22,20 +22,20 @@ pub(crate) const ROWS: usize = 64;
 /// Memory of a thread.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    keys: Buffer,
-    values: Buffer,
+    copies: Buffer,
+    row: Vec<f32>,
     rows: Vec<Row>,
 }
 
 /// Calls a function on four rows at once, and on two and one where fewer are left.
 macro_rules! in_groups {
-    ($rows:ident, $function:ident, $simd:ident, $($argument:expr),*) => {{
+    ($rows:ident, $function:ident, $pairs:ident, $simd:ident, $($argument:expr),*) => {{
         let (fours, rest) = $rows.as_chunks_mut();
-        fours.iter_mut().for_each(|rows| $function::<S, 4>($simd, rows, $($argument),*));
+        fours.iter_mut().for_each(|rows| $function::<S, $pairs, 4>($simd, rows, $($argument),*));
         let (twos, rest) = rest.as_chunks_mut();
-        twos.iter_mut().for_each(|rows| $function::<S, 2>($simd, rows, $($argument),*));
+        twos.iter_mut().for_each(|rows| $function::<S, $pairs, 2>($simd, rows, $($argument),*));
         let (ones, _) = rest.as_chunks_mut();
-        ones.iter_mut().for_each(|rows| $function::<S, 1>($simd, rows, $($argument),*));
+        ones.iter_mut().for_each(|rows| $function::<S, $pairs, 1>($simd, rows, $($argument),*));
     }};
 }
 
@@ -67,48 +67,67 @@ impl WithSimd for Job<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
+        match self.call.dtype() {
+            Dtype::Bf16 => self.run::<S, true>(simd),
+            Dtype::F32 | Dtype::F16 => self.run::<S, false>(simd),
+        }
+    }
+}
+
+impl Job<'_> {
+    #[inline(always)]
+    fn run<S: Simd, const PAIRS: bool>(self, simd: S) {
         let Job { call, tile, partials, scratch } = self;
-        let Scratch { keys: key_copies, values: value_copies, rows } = scratch;
+        let Scratch { copies, row: reordered, rows } = scratch;
         let (keys_of, values_of) = (call.keys(tile.entry, tile.kv_head), call.values(tile.entry, tile.kv_head));
         rows.resize_with(tile.rows.len(), Row::default);
         for (row, r) in rows.iter_mut().zip(tile.rows.clone()) {
             row.begin(call, tile, r);
+            if PAIRS {
+                reorder(&mut row.query, S::F32_LANES, false, reordered);
+            }
         }
         for block in tile.keys.start / KEYS..tile.keys.end.div_ceil(KEYS) {
             let range = tile.keys.start.max(block * KEYS)..tile.keys.end.min((block + 1) * KEYS);
-            // SAFETY: a tile's keys are the entry's, and the copies outlive the block.
+            // SAFETY: a tile's keys are the entry's, and copies are made anew when those before are done with.
             unsafe {
-                let (keys, stride) = streamed(call.dtype(), keys_of, range.clone(), key_copies);
-                in_groups!(rows, dot, simd, keys, stride, range.len());
+                let keys = streamed::<PAIRS>(call.dtype(), keys_of, range.clone(), copies);
+                in_groups!(rows, dot, PAIRS, simd, keys, range.len());
                 for row in rows.iter_mut() {
                     row.absorb(simd, call, &range);
                 }
-                let (values, stride) = streamed(call.dtype(), values_of, range.clone(), value_copies);
-                in_groups!(rows, accumulate, simd, values, stride, range.len());
+                let values = streamed::<PAIRS>(call.dtype(), values_of, range.clone(), copies);
+                in_groups!(rows, accumulate, PAIRS, simd, values, range.len());
             }
         }
         for (row, r) in rows.iter_mut().zip(tile.rows.clone()) {
+            if PAIRS {
+                reorder(&mut row.out, S::F32_LANES, true, reordered);
+            }
             // SAFETY: the row is this tile's alone.
             unsafe { partials.write(call, tile, r, &mut row.out, row.max, row.sum) };
         }
     }
 }
 
-/// Some rows as f32: where they lie when they are that, else in `copies`.
+/// Some rows where they lie; f16 as f32 in `copies`.
 ///
 /// # Safety
 /// There are such rows, and they outlive the result.
 #[inline(always)]
-unsafe fn streamed(dtype: Dtype, rows: Rows, range: Range<usize>, copies: &mut Buffer) -> (*const f32, usize) {
+unsafe fn streamed<const PAIRS: bool>(
+    dtype: Dtype,
+    rows: Rows,
+    range: Range<usize>,
+    copies: &mut Buffer,
+) -> Streamed<PAIRS> {
     // SAFETY: as the caller says.
     unsafe {
-        match dtype {
-            Dtype::F32 => (rows.row(dtype, range.start).cast(), rows.stride),
-            _ => {
-                rows.copy(dtype, range, rows.dim, copies);
-                (copies.as_ptr(), rows.dim)
-            }
+        if dtype == Dtype::F16 {
+            rows.copy(dtype, range, rows.dim, copies);
+            return Streamed { first: copies.as_ptr().cast(), stride: rows.dim * 4 };
         }
+        Streamed { first: rows.row(dtype, range.start), stride: rows.stride * dtype.bytes() }
     }
 }
 
@@ -162,44 +181,102 @@ impl Row {
     }
 }
 
+/// Rows of keys or of values, as they lie: f32, or bf16 where `PAIRS`.
+#[derive(Clone, Copy)]
+struct Streamed<const PAIRS: bool> {
+    first: *const u8,
+    /// Bytes.
+    stride: usize,
+}
+
+impl<const PAIRS: bool> Streamed<PAIRS> {
+    /// Two vectors' worth of a row's elements: one after the other, or the even ones and the odd ones.
+    ///
+    /// # Safety
+    /// There are so many.
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(self, simd: S, row: usize, at: usize) -> [S::f32s; 2] {
+        // SAFETY: as the caller says.
+        unsafe {
+            let row = self.first.add(row * self.stride);
+            if !PAIRS {
+                let from = row.cast::<f32>().add(2 * at * S::F32_LANES);
+                return [load::<S>(from), load::<S>(from.add(S::F32_LANES))];
+            }
+            // The upper half of an f32 is a bf16.
+            let words = row.cast::<u32>().add(at * S::F32_LANES).cast::<S::u32s>().read_unaligned();
+            let even = simd.wrapping_dyn_shl_u32s(words, simd.splat_u32s(16));
+            let odd = simd.and_u32s(words, simd.splat_u32s(0xffff_0000));
+            [simd.transmute_f32s_u32s(even), simd.transmute_f32s_u32s(odd)]
+        }
+    }
+
+    /// One element of a row.
+    ///
+    /// # Safety
+    /// There is such an element.
+    #[inline(always)]
+    unsafe fn element(self, row: usize, column: usize) -> f32 {
+        // SAFETY: as the caller says.
+        unsafe {
+            let row = self.first.add(row * self.stride);
+            match PAIRS {
+                true => f32::from_bits(u32::from(*row.cast::<u16>().add(column)) << 16),
+                false => *row.cast::<f32>().add(column),
+            }
+        }
+    }
+}
+
+/// Puts a row in the order that [`Streamed::pair`] reads it in, or back.
+fn reorder(row: &mut [f32], lanes: usize, back: bool, copy: &mut Vec<f32>) {
+    for pair in row.chunks_exact_mut(2 * lanes) {
+        copy.clear();
+        copy.extend_from_slice(pair);
+        for lane in 0..lanes {
+            for odd in 0..2 {
+                let (natural, split) = (2 * lane + odd, odd * lanes + lane);
+                let (from, to) = if back { (split, natural) } else { (natural, split) };
+                pair[to] = copy[from];
+            }
+        }
+    }
+}
+
 /// The products of `count` keys with the queries.
 ///
 /// # Safety
 /// There are so many rows of keys.
 #[inline(always)]
-unsafe fn dot<S: Simd, const R: usize>(
+unsafe fn dot<S: Simd, const PAIRS: bool, const R: usize>(
     simd: S,
     rows: &mut [Row; R],
-    keys: *const f32,
-    stride: usize,
+    keys: Streamed<PAIRS>,
     count: usize,
 ) {
     /// Keys at once: their sums do not wait for each other.
     const AT_ONCE: usize = 4;
     let depth = rows[0].query.len();
-    let vectors = depth / S::F32_LANES;
+    let pairs = depth / (2 * S::F32_LANES);
     // SAFETY: as the caller says; where fewer keys are left, the last one is read again.
     unsafe {
         for first in (0..count).step_by(AT_ONCE) {
             let mut sums = [[simd.splat_f32s(0.0); R]; AT_ONCE];
-            let mut key = [keys; AT_ONCE];
-            for a in 0..AT_ONCE {
-                key[a] = keys.add((first + a).min(count - 1) * stride);
-            }
-            for v in 0..vectors {
-                for r in 0..R {
-                    let query = load::<S>(rows[r].query.as_ptr().add(v * S::F32_LANES));
-                    for a in 0..AT_ONCE {
-                        let key = load::<S>(key[a].add(v * S::F32_LANES));
-                        sums[a][r] = simd.mul_add_e_f32s(query, key, sums[a][r]);
+            for pair in 0..pairs {
+                for a in 0..AT_ONCE {
+                    let [even, odd] = keys.pair(simd, (first + a).min(count - 1), pair);
+                    for r in 0..R {
+                        let query = rows[r].query.as_ptr().add(2 * pair * S::F32_LANES);
+                        sums[a][r] = simd.mul_add_e_f32s(load::<S>(query), even, sums[a][r]);
+                        sums[a][r] = simd.mul_add_e_f32s(load::<S>(query.add(S::F32_LANES)), odd, sums[a][r]);
                     }
                 }
             }
             for a in 0..AT_ONCE.min(count - first) {
                 for r in 0..R {
                     let mut sum = simd.reduce_sum_f32s(sums[a][r]);
-                    for k in vectors * S::F32_LANES..depth {
-                        sum += rows[r].query[k] * *key[a].add(k);
+                    for k in 2 * pairs * S::F32_LANES..depth {
+                        sum += rows[r].query[k] * keys.element(first + a, k);
                     }
                     rows[r].scores[first + a] = sum;
                 }
@@ -213,48 +290,78 @@ unsafe fn dot<S: Simd, const R: usize>(
 /// # Safety
 /// There are so many rows of values.
 #[inline(always)]
-unsafe fn accumulate<S: Simd, const R: usize>(
+unsafe fn accumulate<S: Simd, const PAIRS: bool, const R: usize>(
     simd: S,
     rows: &mut [Row; R],
-    values: *const f32,
-    stride: usize,
+    values: Streamed<PAIRS>,
     count: usize,
 ) {
-    /// Vectors of columns at once.
-    const AT_ONCE: usize = 4;
     let width = rows[0].out.len();
-    let wide = AT_ONCE * S::F32_LANES;
+    let pairs = width / (2 * S::F32_LANES);
     // SAFETY: as the caller says.
     unsafe {
-        let mut column = 0;
-        while column + wide <= width {
-            let mut sums = [[simd.splat_f32s(0.0); AT_ONCE]; R];
-            for r in 0..R {
-                for a in 0..AT_ONCE {
-                    sums[r][a] = load::<S>(rows[r].out.as_ptr().add(column + a * S::F32_LANES));
-                }
-            }
-            for k in 0..count {
-                for a in 0..AT_ONCE {
-                    let value = load::<S>(values.add(k * stride + column + a * S::F32_LANES));
-                    for r in 0..R {
-                        let probability = simd.splat_f32s(rows[r].scores[k]);
-                        sums[r][a] = simd.mul_add_e_f32s(value, probability, sums[r][a]);
-                    }
-                }
-            }
-            for r in 0..R {
-                for a in 0..AT_ONCE {
-                    store::<S>(rows[r].out.as_mut_ptr().add(column + a * S::F32_LANES), sums[r][a]);
-                }
-            }
-            column += wide;
+        let mut pair = 0;
+        while pair + 4 <= pairs && R == 1 {
+            columns::<S, PAIRS, R, 4>(simd, rows, values, count, pair);
+            pair += 4;
+        }
+        while pair + 2 <= pairs {
+            columns::<S, PAIRS, R, 2>(simd, rows, values, count, pair);
+            pair += 2;
+        }
+        while pair < pairs {
+            columns::<S, PAIRS, R, 1>(simd, rows, values, count, pair);
+            pair += 1;
         }
         for k in 0..count {
             for row in rows.iter_mut() {
                 let probability = row.scores[k];
-                for c in column..width {
-                    row.out[c] += probability * *values.add(k * stride + c);
+                for c in 2 * pairs * S::F32_LANES..width {
+                    row.out[c] += probability * values.element(k, c);
+                }
+            }
+        }
+    }
+}
+
+/// `C` pairs of vectors of [`accumulate`]'s columns, from `first` on.
+///
+/// # Safety
+/// There are so many.
+#[inline(always)]
+unsafe fn columns<S: Simd, const PAIRS: bool, const R: usize, const C: usize>(
+    simd: S,
+    rows: &mut [Row; R],
+    values: Streamed<PAIRS>,
+    count: usize,
+    first: usize,
+) {
+    let mut sums = [[[simd.splat_f32s(0.0); 2]; C]; R];
+    // SAFETY: as the caller says.
+    unsafe {
+        for r in 0..R {
+            for c in 0..C {
+                for half in 0..2 {
+                    sums[r][c][half] = load::<S>(rows[r].out.as_ptr().add((2 * (first + c) + half) * S::F32_LANES));
+                }
+            }
+        }
+        for k in 0..count {
+            for c in 0..C {
+                let value = values.pair(simd, k, first + c);
+                for r in 0..R {
+                    let probability = simd.splat_f32s(*rows[r].scores.as_ptr().add(k));
+                    for half in 0..2 {
+                        sums[r][c][half] = simd.mul_add_e_f32s(value[half], probability, sums[r][c][half]);
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            for c in 0..C {
+                for half in 0..2 {
+                    let to = rows[r].out.as_mut_ptr().add((2 * (first + c) + half) * S::F32_LANES);
+                    store::<S>(to, sums[r][c][half]);
                 }
             }
         }

@@ -110,7 +110,11 @@ impl WithSimd for Job<'_> {
                     _ => to_panels::<NARROW>(call.dtype(), values_of, range.clone(), row, values),
                 }
             }
-            for sub_tile in &mut sub_tiles[..count] {
+            let next = range.end..tile.keys.end.min(range.end + KEYS);
+            for (index, sub_tile) in sub_tiles[..count].iter_mut().enumerate() {
+                let of_next = |index| next.start + next.len() * index / count;
+                keys_of.prefetch(call.dtype(), of_next(index)..of_next(index + 1));
+                values_of.prefetch(call.dtype(), of_next(index)..of_next(index + 1));
                 let seen = range.start.max(sub_tile.any.start)..range.end.min(sub_tile.any.end);
                 if seen.is_empty() {
                     continue;
@@ -164,22 +168,32 @@ unsafe fn to_panels<const W: usize>(
 }
 
 impl SubTile {
-    fn begin(&mut self, call: &Call<'_>, tile: &Tile, rows: Range<usize>, lanes: usize, panel: usize, row: &mut Vec<f32>) {
+    fn begin(
+        &mut self,
+        call: &Call<'_>,
+        tile: &Tile,
+        rows: Range<usize>,
+        lanes: usize,
+        panel: usize,
+        row: &mut Vec<f32>,
+    ) {
         let problem = call.problem;
         let (seqlen_q, seqlen_k) = problem.lengths(tile.entry);
         self.vectors = rows.len().div_ceil(lanes);
         let width = self.vectors * lanes;
-        row.resize(problem.head_dim, 0.0);
         self.queries.refill(problem.head_dim * width, 0.0);
         self.seen.clear();
         self.diagonal.clear();
         self.slope.clear();
+        row.clear();
+        row.resize(problem.head_dim * AT_ONCE, 0.0);
         for (lane, r) in rows.clone().enumerate() {
             let (head, i) = tile.row(problem, r);
+            let query = &mut row[lane % AT_ONCE * problem.head_dim..][..problem.head_dim];
             // SAFETY: it is a row of the queries.
-            unsafe { widen(call.dtype(), call.query(tile.entry, head, i), row) };
-            for (element, column) in row.iter().zip(self.queries.chunks_exact_mut(width)) {
-                column[lane] = *element;
+            unsafe { widen(call.dtype(), call.query(tile.entry, head, i), query) };
+            if lane % AT_ONCE == AT_ONCE - 1 || r == rows.end - 1 {
+                transpose_in(row, &mut self.queries, width, lane / AT_ONCE * AT_ONCE);
             }
             self.seen.push(problem.mask.seen_keys(i, seqlen_q, seqlen_k));
             self.diagonal.push((i + seqlen_k) as f32 - seqlen_q as f32);
@@ -201,16 +215,61 @@ impl SubTile {
     }
 
     fn end(&self, call: &Call<'_>, tile: &Tile, partials: &Partials, lanes: usize, row: &mut Vec<f32>) {
-        row.resize(call.problem.head_dim_v, 0.0);
+        let dim = call.problem.head_dim_v;
+        row.resize(dim * AT_ONCE, 0.0);
         let width = self.vectors * lanes;
         for (lane, r) in self.rows.clone().enumerate() {
-            for (element, column) in row.iter_mut().zip(self.out.chunks_exact(width)) {
-                *element = column[lane];
+            if lane % AT_ONCE == 0 {
+                transpose_out(&self.out, row, width, lane);
             }
+            let out = &mut row[lane % AT_ONCE * dim..][..dim];
             // SAFETY: the row is this tile's alone.
-            unsafe { partials.write(call, tile, r, row, self.max[lane], self.sum[lane]) };
+            unsafe { partials.write(call, tile, r, out, self.max[lane], self.sum[lane]) };
         }
     }
+}
+
+/// Rows that are transposed together: of lanes, whose number is a multiple.
+const AT_ONCE: usize = 4;
+
+/// Writes [`AT_ONCE`] rows as columns of rows of `width`, from column `lane` on.
+fn transpose_in(rows: &[f32], columns: &mut [f32], width: usize, lane: usize) {
+    let dim = rows.len() / AT_ONCE;
+    let row = |r: usize| &rows[r * dim..][..dim];
+    let (rows, mut at) = ([row(0), row(1), row(2), row(3)], 0);
+    for to in columns.chunks_exact_mut(AT_ONCE * width) {
+        let block = rows.map(|row| *row[at..].first_chunk().expect("a block"));
+        for (to, column) in to.chunks_exact_mut(width).zip(transposed(block)) {
+            to[lane..lane + AT_ONCE].copy_from_slice(&column);
+        }
+        at += AT_ONCE;
+    }
+    for (to, at) in columns[at * width..].chunks_exact_mut(width).zip(at..dim) {
+        to[lane..lane + AT_ONCE].copy_from_slice(&rows.map(|row| row[at]));
+    }
+}
+
+/// The other way round.
+fn transpose_out(columns: &[f32], rows: &mut [f32], width: usize, lane: usize) {
+    let dim = rows.len() / AT_ONCE;
+    for (at, from) in columns.chunks_exact(AT_ONCE * width).enumerate().take(dim / AT_ONCE) {
+        let column = |c: usize| *from[c * width + lane..].first_chunk().expect("a block");
+        let block = transposed([column(0), column(1), column(2), column(3)]);
+        for (row, elements) in rows.chunks_exact_mut(dim).zip(block) {
+            row[at * AT_ONCE..][..AT_ONCE].copy_from_slice(&elements);
+        }
+    }
+    for at in dim / AT_ONCE * AT_ONCE..dim {
+        for (row, element) in rows.chunks_exact_mut(dim).zip(&columns[at * width + lane..]) {
+            row[at] = *element;
+        }
+    }
+}
+
+#[inline(always)]
+fn transposed(rows: [[f32; AT_ONCE]; AT_ONCE]) -> [[f32; AT_ONCE]; AT_ONCE] {
+    let column = |c: usize| rows.map(|row| row[c]);
+    [column(0), column(1), column(2), column(3)]
 }
 
 /// Keys that a sub-tile meets, and their values.

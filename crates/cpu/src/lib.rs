@@ -11,6 +11,7 @@ mod partial;
 mod scores;
 mod tiles;
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use kernels::{InputError, Inputs, Layout, Outputs, Problem, Tensor, TensorError};
@@ -62,14 +63,15 @@ pub unsafe fn attention(problem: &Problem, layout: &Layout, memory: Memory, opti
     let cancelled = || options.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed));
     // Each thread takes the next tile when it is done with one: the costliest are first.
     rayon::broadcast(|_| {
-        let mut scratch = Scratch::default();
-        while let Some(tile) = tiles.get(next.fetch_add(1, Ordering::Relaxed)).filter(|_| !cancelled()) {
-            engine.run(&call, tile, &partials, &mut scratch);
-            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-            if let Some(progress) = options.progress {
-                progress(done, tiles.len());
+        SCRATCH.with_borrow_mut(|scratch| {
+            while let Some(tile) = tiles.get(next.fetch_add(1, Ordering::Relaxed)).filter(|_| !cancelled()) {
+                engine.run(&call, tile, &partials, scratch);
+                let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                if let Some(progress) = options.progress {
+                    progress(done, tiles.len());
+                }
             }
-        }
+        });
     });
     if cancelled() {
         return Err(Error::Cancelled);
@@ -103,6 +105,11 @@ struct Scratch {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     amx: amx::Scratch,
     few: few::Scratch,
+}
+
+thread_local! {
+    /// Kept from call to call: its pages need not be made anew.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 impl Engine {
