@@ -216,7 +216,8 @@ impl Scratch {
                 let Row { diagonal, slope, .. } = *row;
                 pulp::Arch::new().dispatch(Adjust { problem: call.problem, scores, first: key, diagonal, slope });
             }
-            let within = |bound: usize| bound.clamp(key, key + scores.len()) - key;
+            // Beyond the block's last key there is nothing, whatever a row sees.
+            let within = |bound: usize| bound.clamp(key, range.end.max(key)) - key;
             let (start, end) = (within(row.seen.start), within(row.seen.end));
             scores[..start].fill(f32::NEG_INFINITY);
             scores[end.max(start)..].fill(f32::NEG_INFINITY);

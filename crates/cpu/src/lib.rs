@@ -154,7 +154,8 @@ pub fn compute(problem: &Problem, inputs: &Inputs, options: Options<'_>) -> Resu
     let layout = Layout::of(problem, inputs)?;
     let Outputs { out, lse } = Outputs::nan(problem)?;
     let (mut out_bytes, mut lse_bytes) = (out.to_bytes()?, lse.to_bytes()?);
-    let first = |tensor: &Tensor| tensor.storage()[tensor.offset() * tensor.dtype().bytes()..].as_ptr();
+    // (A tensor without elements may begin anywhere.)
+    let first = |tensor: &Tensor| tensor.storage().as_ptr().wrapping_add(tensor.offset() * tensor.dtype().bytes());
     let memory = Memory {
         q: first(&inputs.q),
         k: first(&inputs.k),
@@ -182,6 +183,21 @@ pub enum ComputeError {
     /// It was not computed.
     #[error(transparent)]
     Attention(#[from] Error),
+}
+
+/// The instructions that calls are computed with, such as `AVX-512 and AMX`.
+pub fn instructions() -> String {
+    let vectors = match pulp::Arch::new().dispatch(Lanes) {
+        16 => "AVX-512",
+        8 => "AVX2",
+        4 => "NEON",
+        _ => "no vectors",
+    };
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    if amx::Amx::new().is_some() {
+        return format!("{vectors} and AMX");
+    }
+    vectors.into()
 }
 
 /// Lanes of a vector.
