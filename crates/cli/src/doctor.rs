@@ -78,7 +78,7 @@ impl Machine {
         let tools = TOOLS.iter().map(|tool| (tool, find(tool.name))).collect();
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         Self {
-            instructions: cpu::instructions(),
+            instructions: cpu::Instructions::best().to_string(),
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             driver,
             gpus,

@@ -48,7 +48,7 @@ fn on_cpu(problem: &Problem, inputs: &Inputs) -> Result<Outputs, Failure> {
     let progress = Progress::new("tiles");
     progress.begin("cpu");
     let show = |done, of| progress.show(done as u64, of as u64);
-    let options = cpu::Options { cancel: Some(&CANCEL), progress: Some(&show) };
+    let options = cpu::Options { cancel: Some(&CANCEL), progress: Some(&show), ..cpu::Options::default() };
     let result = cpu::compute(problem, inputs, options);
     progress.end();
     result.map_err(|error| match error {

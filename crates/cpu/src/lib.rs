@@ -6,6 +6,7 @@ mod buffer;
 mod call;
 mod exp2;
 mod few;
+mod instructions;
 mod lanes;
 mod partial;
 mod scores;
@@ -18,6 +19,7 @@ use kernels::{InputError, Inputs, Layout, Outputs, Problem, Tensor, TensorError}
 use thiserror::Error;
 
 pub use call::Memory;
+pub use instructions::Instructions;
 
 use call::Call;
 use partial::Partials;
@@ -28,6 +30,8 @@ use partial::Partials;
 pub struct Options<'a> {
     /// Stops when it becomes true.
     pub cancel: Option<&'a AtomicBool>,
+    /// What it is computed with; the best by default.
+    pub instructions: Option<Instructions>,
     /// Is told of tiles that are done, and of how many.
     pub progress: Option<&'a (dyn Fn(usize, usize) + Sync)>,
 }
@@ -53,7 +57,7 @@ pub enum Error {
 /// inputs meanwhile, nor touches the outputs, whose rows do not overlap.
 pub unsafe fn attention(problem: &Problem, layout: &Layout, memory: Memory, options: Options<'_>) -> Result<(), Error> {
     let call = Call::new(problem, layout, memory);
-    let engine = Engine::of(problem);
+    let engine = Engine::of(problem, options.instructions.unwrap_or_else(Instructions::best));
     let threads = rayon::current_num_threads();
     let (height, block) = engine.tile(problem.total_q() * problem.heads_q, threads);
     let (tiles, rows) = tiles::tiles(problem, height, block, threads);
@@ -90,12 +94,12 @@ pub unsafe fn attention(problem: &Problem, layout: &Layout, memory: Memory, opti
 #[derive(Clone, Copy, Debug)]
 enum Engine {
     /// Vectors, a query in each lane.
-    Lanes(pulp::Arch),
+    Lanes(Instructions),
     /// The matrix unit.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     Amx(amx::Amx),
     /// Vectors along rows.
-    Few(pulp::Arch),
+    Few(Instructions),
 }
 
 /// Memory of a thread, whatever computes.
@@ -114,22 +118,22 @@ thread_local! {
 
 impl Engine {
     /// What is fastest for a problem; the same for all of a call, so that heads that share keys are computed like others.
-    fn of(problem: &Problem) -> Engine {
+    fn of(problem: &Problem, instructions: Instructions) -> Engine {
         let longest = (0..problem.batch).map(|entry| problem.lengths(entry).0).max().unwrap_or(0);
         if longest <= few::QUERIES {
-            return Engine::Few(pulp::Arch::new());
+            return Engine::Few(instructions);
         }
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        if let Some(amx) = amx::Amx::new().filter(|_| problem.dtype == kernels::Dtype::Bf16) {
+        if let Some(amx) = instructions.amx.filter(|_| problem.dtype == kernels::Dtype::Bf16) {
             return Engine::Amx(amx);
         }
-        Engine::Lanes(pulp::Arch::new())
+        Engine::Lanes(instructions)
     }
 
     /// Rows of a tile, where so many are divided among so many threads, and keys of a block.
     fn tile(self, rows: usize, threads: usize) -> (usize, usize) {
         match self {
-            Engine::Lanes(arch) => (lanes::height(arch.dispatch(Lanes), rows, threads), lanes::KEYS),
+            Engine::Lanes(with) => (lanes::height(with.lanes(), rows, threads), lanes::KEYS),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Engine::Amx(_) => (amx::height(rows, threads), amx::KEYS),
             Engine::Few(_) => (few::ROWS, lanes::KEYS),
@@ -138,10 +142,12 @@ impl Engine {
 
     fn run(self, call: &Call<'_>, tile: &tiles::Tile, partials: &Partials, scratch: &mut Scratch) {
         match self {
-            Engine::Lanes(arch) => arch.dispatch(lanes::Job { call, tile, partials, scratch: &mut scratch.lanes }),
+            Engine::Lanes(with) => {
+                with.run(lanes::Job { call, tile, partials, scratch: &mut scratch.lanes });
+            }
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Engine::Amx(amx) => amx::Job { amx, call, tile, partials, scratch: &mut scratch.amx }.run(),
-            Engine::Few(arch) => arch.dispatch(few::Job { call, tile, partials, scratch: &mut scratch.few }),
+            Engine::Few(with) => with.run(few::Job { call, tile, partials, scratch: &mut scratch.few }),
         }
     }
 }
@@ -183,30 +189,4 @@ pub enum ComputeError {
     /// It was not computed.
     #[error(transparent)]
     Attention(#[from] Error),
-}
-
-/// The instructions that calls are computed with, such as `AVX-512 and AMX`.
-pub fn instructions() -> String {
-    let vectors = match pulp::Arch::new().dispatch(Lanes) {
-        16 => "AVX-512",
-        8 => "AVX2",
-        4 => "NEON",
-        _ => "no vectors",
-    };
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    if amx::Amx::new().is_some() {
-        return format!("{vectors} and AMX");
-    }
-    vectors.into()
-}
-
-/// Lanes of a vector.
-struct Lanes;
-
-impl pulp::WithSimd for Lanes {
-    type Output = usize;
-
-    fn with_simd<S: pulp::Simd>(self, _: S) -> usize {
-        S::F32_LANES
-    }
 }

@@ -51,7 +51,7 @@ pub(crate) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     const NEAR: f32 = 0.625;
     const FAR: f32 = 20.0;
     /// Of `p`, the highest power first: relative error at most 4.4e-9.
-    const ODD: [f32; 5] = [-5.704_987e-3, 2.063_908_7e-2, -5.373_971_5e-2, 1.333_144_2e-1, -3.333_328_2e-1];
+    const ODD: [f32; 5] = [-5.704_987e-3, 2.063_908_7e-2, -5.373_971_5e-2, 1.333_144_2e-1, -3.333_328e-1];
     /// `2 log2 e`, and what f32 leaves out of it.
     const TURN: f32 = 2.0 * std::f32::consts::LOG2_E;
     const TURN_REST: f32 = 3.851_926e-8;

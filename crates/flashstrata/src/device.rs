@@ -203,7 +203,7 @@ impl fmt::Display for Device {
     /// What it is: a GPU with its architecture, or the processor with its instructions and threads.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
-            Kind::Cpu => write!(f, "CPU ({}, {} threads)", cpu::instructions(), rayon::current_num_threads()),
+            Kind::Cpu => write!(f, "CPU ({}, {} threads)", cpu::Instructions::best(), rayon::current_num_threads()),
             Kind::Emulated(gpu) => write!(f, "{} (emulated)", Hardware::from(*gpu)),
             Kind::Cuda(_) => self.hardware.iter().try_for_each(|hardware| hardware.fmt(f)),
         }
