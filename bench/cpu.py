@@ -2,8 +2,8 @@
 
     python bench/cpu.py [--lengths 512,2048,8192] [--dims 64,128] [--json FILE] [--markdown FILE] [--no-peers]
 
-Batch 1, 16 heads, float32 and bfloat16, without mask and causal, and one query over 8192 keys. Times are medians; samples of the
-contenders follow each other in turn, so that all see the same machine. GFLOP/s are `4 h s^2 d` over the time, halved for
+Batch 1, 16 heads, float32 and bfloat16, without mask and causal, and one query over 8192 keys. Times are medians; the
+contenders are timed in turn, round by round, so that all see the same machine. GFLOP/s are `4 h s^2 d` over the time, halved for
 causal masks; of one query, microseconds are told instead.
 
 The contenders: `ours`, torch's scaled_dot_product_attention, and, built from `bench/cpu` with cargo, candle-nn's and burn-flex's
@@ -109,24 +109,28 @@ def seconds(call):
     return time.perf_counter() - begin
 
 
-def measure(calls, least_samples, least_seconds):
-    """Name to (median, first quartile, third quartile) in seconds; the contenders in turn."""
+def measure(calls, rounds):
+    """Name to (median, first quartile, third quartile) in seconds.
+
+    In each round a contender runs until it is warm, and then is timed: without a pause, for a virtual processor that was idle is
+    slow for some milliseconds, and after what the others' threads may still be waiting for.
+    """
+    warm, timed, slow = 0.04, 0.08, 5.0
     samples = {name: [] for name in calls}
-    for name, call in calls.items():
-        once = seconds(call)
-        if once < 1:
-            seconds(call)
-        else:
-            samples[name].append(once)
-    # One that takes minutes is sampled once.
-    begin = time.perf_counter()
-    while True:
+    for turn in range(rounds):
         for name, call in calls.items():
-            if len(samples[name]) < least_samples and sum(samples[name]) < 20 or max(samples[name], default=0) < 1:
-                samples[name].append(seconds(call))
-        enough = all(len(taken) >= least_samples or sum(taken) >= 20 for taken in samples.values())
-        if enough and time.perf_counter() - begin > least_seconds:
-            break
+            taken = samples[name]
+            if turn > 1 and min(taken) > slow:
+                continue
+            begin = time.perf_counter()
+            while time.perf_counter() - begin < warm and not (taken and min(taken) > slow):
+                call()
+            begin = time.perf_counter()
+            while True:
+                taken.append(seconds(call))
+                if time.perf_counter() - begin > timed:
+                    break
+
     def summary(taken):
         quartiles = statistics.quantiles(taken, n=4) if len(taken) > 1 else [taken[0]] * 3
         return statistics.median(taken), quartiles[0], quartiles[2]
@@ -144,8 +148,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", default="512,2048,8192")
     parser.add_argument("--dims", default="64,128")
-    parser.add_argument("--samples", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="at least so long for a row")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--patience", type=float, default=30.0, help="seconds that a call may take")
     parser.add_argument("--json")
     parser.add_argument("--markdown")
@@ -171,7 +174,7 @@ def main():
         flops = 4 * HEADS * seqlen_q * seqlen_k * dim / (2 if causal else 1)
         calls, free = contenders(library, q, k, v, causal)
         patient = {name: c for name, c in calls.items() if flops < options.patience * slowest.get((name, dtype), math.inf)}
-        times = measure(patient, options.samples, options.seconds)
+        times = measure(patient, options.rounds)
         free()
         for name, time in times.items():
             slowest[name, dtype] = min(flops / time[0], slowest.get((name, dtype), math.inf))

@@ -283,7 +283,8 @@ pub(crate) fn start(inner: &mut Inner, ready: &Ready<'_>) -> Result<(), Error> {
         Ready::Cpu(problem, layout, memory) => {
             // SAFETY: `Operands::check` found each tensor as large and as aligned as it must be, in memory that is the call's:
             // of this stream's buffers, or as whoever borrowed it vouches; `layout::check` that rows of `out` do not overlap.
-            return Ok(unsafe { cpu::attention(problem, layout, *memory, cpu::Options::default())? });
+            unsafe { cpu::attention(problem, layout, *memory, cpu::Options::default())? };
+            return Ok(());
         }
     };
     match &mut inner.backing {
