@@ -189,7 +189,24 @@ struct Streamed<const PAIRS: bool> {
     stride: usize,
 }
 
+/// Rows that are asked for before they are read: a processor by itself does not read on past a page.
+const AHEAD: usize = 16;
+
 impl<const PAIRS: bool> Streamed<PAIRS> {
+    /// Asks for some of what [`Streamed::pair`] reads of a row.
+    #[inline(always)]
+    fn prefetch<S: Simd>(self, row: usize, pairs: Range<usize>) {
+        let bytes = S::F32_LANES * if PAIRS { 4 } else { 8 };
+        #[cfg(target_arch = "x86_64")]
+        for byte in (pairs.start * bytes..pairs.end * bytes).step_by(64) {
+            let address = self.first.wrapping_add(row * self.stride + byte);
+            // SAFETY: nothing is read; any address will do.
+            unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (row, pairs, bytes);
+    }
+
     /// Two vectors' worth of a row's elements: one after the other, or the even ones and the odd ones.
     ///
     /// # Safety
@@ -262,6 +279,9 @@ unsafe fn dot<S: Simd, const PAIRS: bool, const R: usize>(
     unsafe {
         for first in (0..count).step_by(AT_ONCE) {
             let mut sums = [[simd.splat_f32s(0.0); R]; AT_ONCE];
+            for a in 0..AT_ONCE {
+                keys.prefetch::<S>(first + a + AHEAD, 0..pairs);
+            }
             for pair in 0..pairs {
                 for a in 0..AT_ONCE {
                     let [even, odd] = keys.pair(simd, (first + a).min(count - 1), pair);
@@ -347,6 +367,7 @@ unsafe fn columns<S: Simd, const PAIRS: bool, const R: usize, const C: usize>(
             }
         }
         for k in 0..count {
+            values.prefetch::<S>(k + AHEAD, first..first + C);
             for c in 0..C {
                 let value = values.pair(simd, k, first + c);
                 for r in 0..R {
