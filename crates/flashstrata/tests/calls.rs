@@ -258,3 +258,44 @@ fn streams_can_be_shared_and_sent() {
     is::<flashstrata::Attention>();
     is::<Planner>();
 }
+
+/// The processor takes the same calls: host slices, its own buffers, somebody else's memory, host tensors of any strides.
+#[test]
+fn the_processor_takes_every_kind_of_call() {
+    let device = Device::cpu();
+    let stream = device.stream().unwrap();
+    let problem: Problem = "2x4/2x30/50x24 causal".parse().unwrap();
+    let inputs = Inputs::randn(&problem, 5).unwrap();
+    let outputs = device.compute(&problem, &inputs).unwrap();
+    assert_right(&problem, &inputs, &outputs);
+    let floats = |tensor: &Tensor| -> Vec<f32> { tensor.to_f64().into_iter().map(|x| x as f32).collect() };
+    let (q, k, v) = (floats(&inputs.q), floats(&inputs.k), floats(&inputs.v));
+    let host = stream.attention(&problem, &q, &k, &v).unwrap();
+    assert_eq!((&host.out, &host.lse), (&floats(&outputs.out), &floats(&outputs.lse)));
+
+    let attention = device.prepare(&problem, &Layout::contiguous(&problem)).unwrap();
+    assert!(attention.plan().is_none() && attention.workspace_bytes() == 0);
+    let (dq, dk, dv) = (stream.upload(&q).unwrap(), stream.upload(&k).unwrap(), stream.upload(&v).unwrap());
+    let mut out = stream.upload(&vec![f32::NAN; host.out.len()]).unwrap();
+    let mut lse = stream.upload(&vec![f32::NAN; host.lse.len()]).unwrap();
+    stream.enqueue(&attention, Operands::new(&dq, &dk, &dv, &mut out, &mut lse)).unwrap();
+    assert_eq!((out.read::<f32>().unwrap(), lse.read::<f32>().unwrap()), (host.out.clone(), host.lse.clone()));
+
+    // SAFETY: `q` lives until the call has returned.
+    let borrowed = unsafe { DeviceSlice::borrow(q.as_ptr() as u64, size_of_val(&q[..]) as u64) };
+    stream.enqueue(&attention, Operands::new(borrowed, &dk, &dv, &mut out, &mut lse)).unwrap();
+    assert_eq!(out.read::<f32>().unwrap(), host.out);
+    // A buffer that is too small, and things that only a GPU has.
+    let short = stream.alloc(8).unwrap();
+    let refused = stream.enqueue(&attention, Operands::new(&short, &dk, &dv, &mut out, &mut lse));
+    assert!(matches!(refused, Err(Error::Bytes { argument: "q", given: 8, .. })));
+    assert!(matches!(device.plan(&problem), Err(Error::Cpu { .. })));
+    assert!(matches!(device.planner(), Err(Error::Cpu { .. })));
+    // SAFETY: no stream is made of it.
+    assert!(matches!(unsafe { device.borrow_stream(std::ptr::null_mut()) }, Err(Error::NoGpu { .. })));
+    let emulated = Device::emulated("T4").unwrap();
+    let loaded = emulated.load(emulated.plan(&problem).unwrap()).unwrap();
+    let elsewhere = stream.enqueue(&loaded, Operands::new(&dq, &dk, &dv, &mut out, &mut lse));
+    assert!(matches!(elsewhere, Err(Error::OtherDevice { .. })));
+    assert!(matches!(device.load(loaded.plan().unwrap().clone()), Err(Error::Architecture { .. })));
+}
