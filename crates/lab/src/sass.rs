@@ -334,16 +334,17 @@ fn blocks(count: usize, labels: &BTreeMap<String, usize>, ends: &[End]) -> Resul
 }
 
 /// Marks the loops that try a wait again. `try_wait` suspends the warp until the phase is over or a time limit of the system has
-/// passed [PTX ISA, mbarrier.try_wait], and the assembler puts the first try before the loop.
+/// passed [PTX ISA, mbarrier.try_wait], and the assembler puts the first try before the loop, under the position of this instruction or
+/// of the one before it.
 fn mark_retries(blocks: &mut [Block], code: &[SassInstruction]) {
+    let waits = |block: &Block| code[block.instructions.clone()].iter().any(SassInstruction::is_wait);
     for index in 0..blocks.len() {
         let block = &blocks[index];
-        let body = &code[block.instructions.clone()];
-        let tries_again = block.successors.contains(&index) && body.iter().all(|one| one.is_wait() || is_mute(one));
-        let tried = |one: &SassInstruction| {
-            code[..block.instructions.start].iter().any(|first| first.is_wait() && first.position == one.position)
-        };
-        let retries = tries_again && body.iter().any(|one| one.is_wait() && tried(one));
+        let nothing_else = code[block.instructions.clone()].iter().all(|one| one.is_wait() || is_mute(one));
+        let tries_again = block.successors.contains(&index) && waits(block) && nothing_else;
+        let mut before =
+            blocks.iter().enumerate().filter(|(at, other)| *at != index && other.successors.contains(&index));
+        let retries = tries_again && before.all(|(_, other)| waits(other));
         blocks[index].slow |= retries;
     }
 }

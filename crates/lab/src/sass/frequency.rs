@@ -252,7 +252,7 @@ pub(super) fn is_mute(instruction: &SassInstruction) -> bool {
 
 /// Whether an assembler leaves an instruction where it is, in or out of loops and branches.
 fn stays(instruction: &SassInstruction) -> bool {
-    instruction.is_access() || instruction.base() == "BAR"
+    instruction.is_access() && !instruction.is_wait() || instruction.base() == "BAR"
 }
 
 /// What a block's instructions say of it.
@@ -348,7 +348,7 @@ impl Sass {
             let counted = counted.get(position).copied().unwrap_or_default();
             let rounds = Some(counted.wavefronts).filter(|&rounds| swaps_again && rounds > 0);
             let mut likely = rounds.unwrap_or(counted.executions);
-            if let Some(lanes) = instruction.admitted {
+            if let Some(lanes) = instruction.admitted.filter(|_| rounds.is_none()) {
                 let warps = if counted.requests > 0 { counted.requests } else { counted.active_lanes / lanes };
                 likely = likely.min(warps);
                 poll.most = poll.most.min(likely);
