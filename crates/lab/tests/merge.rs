@@ -7,7 +7,7 @@ use std::path::Path;
 
 use emulator::merge;
 use lab::ptxas::{self, Tool};
-use ptx::{Kernel, Opcode};
+use ptx::Kernel;
 use rayon::prelude::*;
 
 /// Whether the tools are there; says so where they are not.
@@ -30,10 +30,7 @@ fn assembled(kernel: &Kernel) -> Accesses {
     for instruction in &sass.instructions {
         let mut parts = instruction.opcode.split('.');
         let name = parts.next().unwrap_or_default();
-        // Around copies of `cp.async`, before a group's first one and before a fence, are loads that no lane executes.
-        let opcode = kernel.instructions().nth(instruction.position).map(ptx::Instruction::opcode);
-        let empty = matches!(opcode, Some(Opcode::CpAsync | Opcode::Fence));
-        if matches!(name, "LDS" | "STS") && !empty {
+        if matches!(name, "LDS" | "STS") && !instruction.idle {
             let width = parts.find_map(|part| match part {
                 "128" => Some(".128"),
                 "64" => Some(".64"),

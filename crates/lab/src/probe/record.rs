@@ -164,7 +164,7 @@ impl TotalsRecord {
                 global_sectors_ideal += counted.sectors_ideal;
             }
         }
-        let warp_instructions_sass = counted.sass.map(|sass| sass.warp_instructions);
+        let warp_instructions_sass = counted.sass.as_ref().ok().map(|sass| sass.warp_instructions);
         Self { warp_instructions_sass, global_sectors, global_sectors_ideal }
     }
 }
@@ -214,7 +214,7 @@ impl Probed {
             schedules: self.schedules.iter().map(|&policy| policy_name(policy)).collect(),
             counters: launch.map(|launch| launch.counters(Level::Merged)),
             counters_ptx: launch.map(|launch| launch.counters(Level::Ptx)),
-            counters_sass: counted.and_then(|counted| counted.sass),
+            counters_sass: counted.and_then(|counted| counted.sass.as_ref().ok().copied()),
             totals: counted.map(TotalsRecord::of),
             occupancy: launch.map(OccupancyRecord::of),
             traffic: counted.map(|counted| TrafficRecord::of(&counted.evidence)),
