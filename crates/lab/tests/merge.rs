@@ -71,7 +71,11 @@ fn own_kernels_are_assembled_as_predicted() {
     if !tools() {
         return;
     }
-    let kernels = kernels::configurations::configurations().unwrap();
+    // The rule is the assembler's, whatever it assembles for: one architecture of each kind of kernel.
+    const TARGETS: [&str; 3] = ["sm_75/", "sm_90a/", "sm_120a/"];
+    let mut kernels = kernels::configurations::configurations().unwrap();
+    kernels.retain(|(name, _)| TARGETS.iter().any(|target| name.starts_with(target)));
+    assert!(!kernels.is_empty());
     kernels.par_iter().for_each(|(name, program)| {
         assert_eq!(merge::shared_accesses(&program.kernel), assembled(&program.kernel), "{name}");
     });
