@@ -17,6 +17,9 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     let strata = strata(&arguments.strata)?;
     output::check(arguments.json.as_deref())?;
     let context = match arguments.device {
+        Device::Cpu => {
+            return Err(anyhow::anyhow!("device is cpu, which runs no strata: dig on emulator, cuda or cuda:N").into());
+        }
         Device::Emulator => None,
         Device::Cuda(ordinal) => Some(Driver::load()?.context(ordinal)?),
     };
