@@ -16,9 +16,14 @@ use crate::{CANCEL, Failure, NOTHING_FINISHED, output, question, report};
 pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     let strata = strata(&arguments.strata)?;
     output::check(arguments.json.as_deref())?;
-    let context = match arguments.device {
-        Device::Emulator => None,
-        Device::Cuda(ordinal) => Some(Driver::load()?.context(ordinal)?),
+    let mut recorder = arguments.record.open()?;
+    let thresholds = arguments.thresholds.read()?;
+    let (driver, context) = match arguments.device {
+        Device::Emulator => (None, None),
+        Device::Cuda(ordinal) => {
+            let driver = Driver::load()?;
+            (Some(driver.version().to_string()), Some(driver.context(ordinal)?))
+        }
     };
     let gpu = gpu(arguments.gpu.as_deref(), context.as_ref())?;
     let (problem, source) = question::of_dig(arguments)?;
@@ -27,7 +32,7 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     NOTHING_FINISHED.store(true, Ordering::Relaxed);
     let digger = match Digger::new(problem, gpu, &source, arguments.full, quiet) {
         Err(DigError::Execute(error)) => return Err(Failure::of_execution(error)),
-        other => other?,
+        other => other?.thresholds(thresholds),
     };
     NOTHING_FINISHED.store(false, Ordering::Relaxed);
 
@@ -44,6 +49,7 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
                     digger.measure(&mut one, &mut context.stream()?, stratum, tiles, &TimingOptions::default())
                 };
                 let measured = context.as_ref().map_or(Ok(()), measure);
+                one.record.tools.extend(driver.clone().map(|version| ("driver".into(), version)));
                 dug.push(one);
                 if let Err(error) = measured {
                     stopped = Some(Failure::No(error.into()));
@@ -64,6 +70,7 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     // What was finished is told whatever came after it.
     if !dug.is_empty() || stopped.is_none() {
         tell(arguments.json.as_deref(), &dug)?;
+        recorder.keep(&dug.iter().map(|one| &one.record).collect::<Vec<_>>())?;
     }
     refused.dedup();
     refused.iter().for_each(|error| eprintln!("note: {error}"));

@@ -26,7 +26,7 @@ struct Machine {
 
 /// Whether the driver lets this user read a GPU's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Counters {
+pub enum Counters {
     Allowed,
     AdministratorsOnly,
     Unknown,
@@ -74,13 +74,7 @@ impl Machine {
             }
         };
         let tools = TOOLS.iter().map(|tool| (tool, find(tool.name))).collect();
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        Self {
-            driver,
-            gpus,
-            tools,
-            counters: counters(&read("/proc/driver/nvidia/params"), &read("/proc/self/status")),
-        }
+        Self { driver, gpus, tools, counters: Counters::look() }
     }
 
     fn text(&self) -> String {
@@ -176,6 +170,14 @@ fn find(name: &str) -> Option<(PathBuf, String)> {
 
 fn is_program(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.is_file())
+}
+
+impl Counters {
+    /// Asks the driver.
+    pub fn look() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        counters(&read("/proc/driver/nvidia/params"), &read("/proc/self/status"))
+    }
 }
 
 /// From the driver's parameters and the status of this process, as /proc shows them.

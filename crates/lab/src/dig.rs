@@ -15,6 +15,7 @@ use crate::findings::findings;
 use crate::record::{Accuracy, Record, TileRecord};
 use crate::registers::registers;
 use crate::sample::{Sample, SampleError, Source};
+use crate::thresholds::Thresholds;
 use flashstrata::compute::{ComputeError, compute};
 
 /// KV heads that are run in place of all.
@@ -67,6 +68,7 @@ pub struct Digger {
     sample: Sample,
     reference: Vec<HeadOutput>,
     plain: Vec<HeadOutput>,
+    thresholds: Thresholds,
 }
 
 impl Digger {
@@ -103,7 +105,13 @@ impl Digger {
             reference.extend(reference_heads(&sample.problem, &sample.inputs, heads)?);
             plain.extend(plain_heads(&sample.problem, &sample.inputs, heads)?);
         }
-        Ok(Self { problem, gpu, seed, sample, reference, plain })
+        Ok(Self { problem, gpu, seed, sample, reference, plain, thresholds: Thresholds::default() })
+    }
+
+    /// Where findings begin.
+    #[must_use]
+    pub fn thresholds(self, thresholds: Thresholds) -> Self {
+        Self { thresholds, ..self }
     }
 
     /// Runs a stratum and explains it.
@@ -141,7 +149,7 @@ impl Digger {
             lse_error: Some(verdict.max_lse_error).filter(|error| error.is_finite()),
             correct: verdict.passed(),
         };
-        let found = findings(&evidence);
+        let found = findings(&evidence, &self.thresholds);
         let tiles = TileRecord { block_q: tiles.block_q, block_kv: tiles.block_kv, threads: tiles.threads };
         let record =
             Record::of_emulator(&evidence, &self.problem, tiles, self.seed, sample.sampling.clone(), accuracy, found);

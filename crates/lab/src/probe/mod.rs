@@ -319,7 +319,7 @@ fn counted(
     let launch = &evidence.launches[0];
     let lines = lines::lines(launch, gpu, sources);
     let explanations = explain::explain(launch, gpu, sources);
-    let findings = findings(&evidence);
+    let findings = findings(&evidence, &settings.thresholds.unwrap_or_default());
     Ok(Counted { sass, lines, findings, explanations, evidence })
 }
 
