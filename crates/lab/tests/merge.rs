@@ -30,9 +30,10 @@ fn assembled(kernel: &Kernel) -> Accesses {
     for instruction in &sass.instructions {
         let mut parts = instruction.opcode.split('.');
         let name = parts.next().unwrap_or_default();
-        // Before its first copy per group `cp.async` has loads that no lane executes.
-        let copies = kernel.instructions().nth(instruction.position).is_some_and(|i| i.opcode() == Opcode::CpAsync);
-        if matches!(name, "LDS" | "STS") && !copies {
+        // Around copies of `cp.async`, before a group's first one and before a fence, are loads that no lane executes.
+        let opcode = kernel.instructions().nth(instruction.position).map(ptx::Instruction::opcode);
+        let empty = matches!(opcode, Some(Opcode::CpAsync | Opcode::Fence));
+        if matches!(name, "LDS" | "STS") && !empty {
             let width = parts.find_map(|part| match part {
                 "128" => Some(".128"),
                 "64" => Some(".64"),
