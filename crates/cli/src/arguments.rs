@@ -16,6 +16,7 @@ use crate::device::Device;
 use crate::explain::ExplainArguments;
 use crate::gate::{AcceptArguments, GateArguments};
 use crate::history::{CompareArguments, HistoryArguments};
+use crate::html::ReportArguments;
 use crate::plan::PlanArguments;
 use crate::probe::ProbeArguments;
 use crate::profile::{ImportArguments, ProfileArguments};
@@ -62,6 +63,8 @@ pub enum Command {
     History(HistoryArguments),
     /// Put two records side by side; refuses those of different configurations (exit status 3) and says what differs.
     Compare(CompareArguments),
+    /// Make one HTML file of records: charts, findings, lines of code, where everything is from. It needs no network.
+    Report(ReportArguments),
     /// Judge what is measured now by a baseline, or this build's times by another's. Exit status: 0 pass or improved, 1 regressed,
     /// 3 incomparable or insufficient data.
     Gate(GateArguments),

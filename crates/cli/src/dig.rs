@@ -27,7 +27,7 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     };
     let gpu = gpu(arguments.gpu.as_deref(), context.as_ref())?;
     let (problem, source) = question::of_dig(arguments)?;
-    let quiet = Watch { cancel: Some(&CANCEL), progress: None };
+    let quiet = Watch { cancel: Some(&CANCEL), progress: None, ..Watch::default() };
     // The reference of one long head takes minutes, and nothing would be lost with it.
     NOTHING_FINISHED.store(true, Ordering::Relaxed);
     let digger = match Digger::new(problem, gpu, &source, arguments.full, quiet) {
@@ -41,7 +41,7 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     for &stratum in strata {
         progress.begin(&stratum.to_string());
         let show = |done, of| progress.show(done, of);
-        let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
+        let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show), ..Watch::default() };
         let tiles = arguments.tiles.of(stratum, gpu.sm, digger.problem());
         match digger.dig(stratum, tiles, watch) {
             Ok(mut one) => {

@@ -149,7 +149,7 @@ fn current(
     }
     let progress = Progress::new("CTAs");
     let show = |done, of| progress.show(done, of);
-    let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
+    let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show), ..Watch::default() };
     let measured = measure(config, baseline, |what| progress.begin(what), watch);
     progress.end();
     measured.map_err(|error| match error {
@@ -178,7 +178,7 @@ fn timed(arguments: &GateArguments, config: &GateConfig, binary: &Path) -> Resul
     }
     let progress = Progress::new("rounds");
     let show = |done, of| progress.show(done, of);
-    let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
+    let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show), ..Watch::default() };
     let mut judged = Vec::new();
     for case in &cases {
         progress.begin(&case.problem);

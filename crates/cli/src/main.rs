@@ -2,6 +2,7 @@
 
 mod arguments;
 mod bench;
+mod chart;
 mod device;
 mod dig;
 mod doctor;
@@ -9,6 +10,7 @@ mod explain;
 mod facts;
 mod gate;
 mod history;
+mod html;
 mod mutation_report;
 mod output;
 mod plan;
@@ -97,6 +99,7 @@ fn main() -> ExitCode {
         Command::Explain(arguments) => explain::explain(&arguments),
         Command::Profile(arguments) => profile::profile(&arguments),
         Command::Import(arguments) => profile::import(&arguments),
+        Command::Report(arguments) => html::report(&arguments),
         Command::Doctor => doctor::doctor(),
     };
     match result {

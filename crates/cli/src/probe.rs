@@ -152,7 +152,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<(), Failure> {
     let show = |done, of| progress.show(done, of);
     // What a probe has to tell it tells at its end.
     NOTHING_FINISHED.store(true, Ordering::Relaxed);
-    let probed = probe(&settings, Watch { cancel: Some(&CANCEL), progress: Some(&show) });
+    let probed = probe(&settings, Watch { cancel: Some(&CANCEL), progress: Some(&show), ..Watch::default() });
     NOTHING_FINISHED.store(false, Ordering::Relaxed);
     progress.end();
     let probed = match probed {
@@ -183,7 +183,7 @@ fn mutate(settings: Settings, more: &[PathBuf]) -> Result<(), Failure> {
         let name = name.to_string_lossy().into_owned();
         progress.begin(&name);
         let show = |done, of| progress.show(done, of);
-        match mutate_probed(&settings, Watch { cancel: Some(&CANCEL), progress: Some(&show) }) {
+        match mutate_probed(&settings, Watch { cancel: Some(&CANCEL), progress: Some(&show), ..Watch::default() }) {
             Ok(mutated) => all.push((name, mutated)),
             Err(ProbeError::Cancelled) => return Err(Failure::Interrupted),
             Err(error) => return Err(anyhow::Error::from(error).context(name).into()),

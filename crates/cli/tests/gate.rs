@@ -94,7 +94,15 @@ fn build(folder: &Path, name: &str, milliseconds: f64, noise: f64) -> PathBuf {
 fn two_builds_are_timed_in_turn() {
     let folder = tempfile::tempdir().unwrap();
     let gate = |before: &Path, after: &Path, more: &[&str]| {
-        let words = ["gate", "--against", before.to_str().unwrap(), "--candidate", after.to_str().unwrap(), "--problem", "1x1x8x8 f16"];
+        let words = [
+            "gate",
+            "--against",
+            before.to_str().unwrap(),
+            "--candidate",
+            after.to_str().unwrap(),
+            "--problem",
+            "1x1x8x8 f16",
+        ];
         strata(&[&words[..], more].concat())
     };
     let build = |name: &str, milliseconds, noise| build(folder.path(), name, milliseconds, noise);

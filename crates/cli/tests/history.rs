@@ -21,7 +21,8 @@ fn said(assert: &assert_cmd::assert::Assert) -> String {
 /// A document with one record of that subject and many lines, so that it takes several pages.
 fn document(folder: &Path, subject: &str, instructions: u64) -> PathBuf {
     let path = folder.join(format!("{subject}.json"));
-    let lines: Vec<_> = (1..100).map(|line| json!({"file": "kernel.rs", "line": line, "warp_instructions": line})).collect();
+    let lines: Vec<_> =
+        (1..100).map(|line| json!({"file": "kernel.rs", "line": line, "warp_instructions": line})).collect();
     let record = json!({"stratum": subject, "gpu": "T4", "sm": "sm_75", "dtype": "f32", "problem": "1x1x8x8", "source": "emulator",
         "level": "merged", "counters": {"warp_instructions": instructions}, "modelled_time_ms": 1.5, "lines": lines, "findings": []});
     std::fs::write(&path, json!({"schema": 1, "records": [record]}).to_string()).unwrap();
@@ -93,7 +94,8 @@ fn kill_loses_nothing_that_was_acknowledged() {
     // One that is not killed makes the file, if none did.
     strata(&["import", document.to_str().unwrap(), &format!("--record={}", file.display())]).success();
     let history = History::read(&file).unwrap();
-    let ids: HashSet<i64> = history.entries(&lab::history::Filter::default()).unwrap().iter().map(|entry| entry.id).collect();
+    let ids: HashSet<i64> =
+        history.entries(&lab::history::Filter::default()).unwrap().iter().map(|entry| entry.id).collect();
     assert!(kept.is_subset(&ids), "{kept:?} {ids:?}");
     for id in ids {
         assert_eq!(history.record(id).unwrap().unwrap().key.subject, "a");
@@ -116,7 +118,8 @@ fn processes_take_turns() {
     };
     let children: Vec<_> = (0..12).map(spawn).collect();
     let outputs = children.into_iter().map(|child| child.wait_with_output().unwrap());
-    let numbers: HashSet<i64> = outputs.flat_map(|output| acknowledged(&String::from_utf8_lossy(&output.stderr))).collect();
+    let numbers: HashSet<i64> =
+        outputs.flat_map(|output| acknowledged(&String::from_utf8_lossy(&output.stderr))).collect();
     assert_eq!(numbers, (1..=12).collect());
 }
 
@@ -208,7 +211,8 @@ fn ten_thousand_records_are_quick_to_list_and_compare() {
         };
         (0..5).map(|_| run()).min().unwrap()
     };
-    let (list, compare) = (time(&["history", "--history", history]), time(&["compare", "3", "9999", "--history", history]));
+    let (list, compare) =
+        (time(&["history", "--history", history]), time(&["compare", "3", "9999", "--history", history]));
     println!("history {list:?}, compare {compare:?}");
     // Without optimisation, and in the noise of other tests, no figure says anything.
     if cfg!(not(debug_assertions)) {

@@ -37,6 +37,11 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// The line that causes most of it.
+    pub fn place(&self) -> Option<Place> {
+        Some(Place { file: self.file.clone()?, line: self.line? })
+    }
+
     fn new(id: &str, severity: Severity, place: Option<&Place>, text: String) -> Self {
         let place = place.filter(|place| place.line > 0);
         Self {

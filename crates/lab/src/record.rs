@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::evidence::{Evidence, LaunchEvidence};
 use crate::findings::Finding;
+use crate::probe::Explanation;
 use crate::registers::RegisterSource;
 
 /// The version of the format that this program writes.
@@ -91,6 +92,9 @@ pub struct Record {
     pub lines: Vec<LineRecord>,
     /// What it suffers from.
     pub findings: Vec<Finding>,
+    /// The accesses of the line that causes most bank conflicts, lane by lane.
+    #[serde(default)]
+    pub explanations: Vec<Explanation>,
 }
 
 /// Tile sizes.
@@ -287,6 +291,7 @@ impl Record {
                 .map(|(place, counters)| LineRecord { file: place.file, line: place.line, counters })
                 .collect(),
             findings,
+            explanations: Vec::new(),
         }
     }
 }

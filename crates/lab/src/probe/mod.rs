@@ -21,6 +21,7 @@ use thiserror::Error;
 pub use argument::{ArgumentSpec, BufferSpec, FileTensor, Init, ParseArgumentError};
 pub use buffers::{Comparison, Worst};
 pub use explain::{Explanation, Phase, Remedy};
+pub(crate) use explain::{explain, shared_at};
 pub use lines::Line;
 pub use mutate::mutate_probed;
 pub use record::{HazardRecord, ProbeRecord, RunRecord, TotalsRecord};
