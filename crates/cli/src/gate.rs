@@ -1,6 +1,7 @@
 //! `strata gate` and `strata accept`.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -181,6 +182,9 @@ fn timed(arguments: &GateArguments, config: &GateConfig, binary: &Path) -> Resul
     let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show), ..Watch::default() };
     let mut judged = Vec::new();
     for case in &cases {
+        if CANCEL.load(Ordering::Relaxed) {
+            break;
+        }
         progress.begin(&case.problem);
         let mut words =
             ["bench", "--json", "-", "--budget-ms", ROUND_MS, "--problem", &case.problem].map(String::from).to_vec();

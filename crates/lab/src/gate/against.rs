@@ -40,14 +40,16 @@ pub fn against(
     watch: Watch<'_>,
 ) -> Result<Vec<Judged>, AgainstError> {
     let mut timed: Vec<(AnyRecord, [Vec<f64>; 2])> = Vec::new();
-    for round in 0..rounds {
+    'rounds: for round in 0..rounds {
         let builds = [(0, before), (1, after)];
         let order = if round % 2 == 0 { builds } else { [builds[1], builds[0]] };
         for (which, binary) in order {
+            let ran = run(binary, arguments);
+            // What was timed until then is judged; Ctrl-C reached the build too.
             if watch.is_cancelled() {
-                return Err(AgainstError::Cancelled);
+                break 'rounds;
             }
-            for record in run(binary, arguments)? {
+            for record in ran? {
                 let Some(time) = record.number("measured_time_ms") else { continue };
                 match timed.iter_mut().find(|(known, _)| known.key == record.key) {
                     Some((_, times)) => times[which].push(time),
@@ -62,6 +64,9 @@ pub fn against(
         if let Some(progress) = watch.progress {
             progress(round as u64 + 1, rounds as u64);
         }
+    }
+    if timed.is_empty() && watch.is_cancelled() {
+        return Err(AgainstError::Cancelled);
     }
     if timed.is_empty() {
         return Err(AgainstError::NoTime {
