@@ -9,6 +9,7 @@ use kernels::{ProblemSpec, Stratum};
 use lab::figures::percent;
 use lab::gate::against::{AgainstError, against};
 use lab::gate::{Baseline, GateConfig, Gated, Judged, JudgedFigure, MeasureError, TimeCase, Verdict, gate, measure};
+use lab::probe::ProbeError;
 use lab::{AnyRecord, DigError, ExecuteError, Watch, reference};
 use maud::{PreEscaped, html};
 use serde::Serialize;
@@ -155,6 +156,7 @@ fn current(
     progress.end();
     measured.map_err(|error| match error {
         MeasureError::Dig { source: DigError::Execute(ExecuteError::Cancelled), .. } => Failure::Interrupted,
+        MeasureError::Settings { source: ProbeError::Cancelled, .. } => Failure::Interrupted,
         MeasureError::Wrong { .. } | MeasureError::Hazard { .. } => Failure::No(error.into()),
         error => error.into(),
     })

@@ -38,7 +38,9 @@ fn a_page_is_imported_explained_and_recorded() {
     assert!(text.contains("storing K transposed is not the remedy here"), "{text}");
     let thresholds = path("thresholds.toml");
     std::fs::write(&thresholds, "bank_conflicts = 0.7\n").unwrap();
-    let explain = |more: &[&str]| said(&command(&[&["explain", "last", "--history", &history], more].concat()).assert().success());
+    let explain = |more: &[&str]| {
+        said(&command(&[&["explain", "last", "--history", &history], more].concat()).assert().success())
+    };
     assert!(explain(&[]).contains("bank-conflicts: 63.6 %"));
     assert!(explain(&["--thresholds", &thresholds]).contains("Nothing passes a threshold."));
     // A profile's duration is no time: nothing to judge by.
@@ -81,13 +83,21 @@ fn ncu_is_asked_for_the_chips_counters() {
          printf 'NVR\\0\\0\\0\\0\\0' > \"$out\"\n"
     );
     let (folder, _) = tool("ncu", &script);
-    let words = ["profile", "--gpu", "H200", "--kernel", "^attn", "--skip", "3", "--count", "2", "--json", "-", "--", "python3", "x.py"];
+    let words = [
+        "profile", "--gpu", "H200", "--kernel", "^attn", "--skip", "3", "--count", "2", "--json", "-", "--", "python3",
+        "x.py",
+    ];
     let json = String::from_utf8(with_path(folder.path(), &words).success().get_output().stdout.clone()).unwrap();
     let record: Value = serde_json::from_str::<Value>(&json).unwrap()["records"][0].clone();
     assert_eq!((&record["kernel"], &record["tools"]["ncu"]), (&json!("attn_v2"), &json!("2025.3.1.0")));
     let asked = std::fs::read_to_string(folder.path().join("asked")).unwrap();
     let first = asked.lines().next().unwrap();
-    assert!(first.starts_with("--target-processes all --clock-control none --kernel-name-base function -k regex:^attn -s 3 -c 2"), "{asked}");
+    assert!(
+        first.starts_with(
+            "--target-processes all --clock-control none --kernel-name-base function -k regex:^attn -s 3 -c 2"
+        ),
+        "{asked}"
+    );
     assert!(first.contains("sm__inst_executed_pipe_tensor_op_gmma.sum") && first.ends_with(" python3 x.py"), "{asked}");
     assert!(asked.lines().nth(1).unwrap().contains("--csv --page raw --print-units base --print-fp"), "{asked}");
     // The program's own kernels, by name; the first call is left out.
@@ -145,7 +155,10 @@ fn nsys_gives_a_timeline() {
     );
     let (tools, _) = tool("nsys", &script);
     let text = said(&with_path(tools.path(), &["profile", "--timeline", "--", "true"]).success());
-    assert!(text.contains("measured 3.00 ms") && text.contains("1 launches") && text.contains("nsys 2025.5.1.121"), "{text}");
+    assert!(
+        text.contains("measured 3.00 ms") && text.contains("1 launches") && text.contains("nsys 2025.5.1.121"),
+        "{text}"
+    );
     assert!(text.contains("A timeline has times, no counters"), "{text}");
 }
 
@@ -158,7 +171,9 @@ fn a_report_is_whole() {
     command(&["dig", "--problem", "1x2x128x64", "--strata", "v1,v2,v2_kt", "--json", &dug]).assert().success();
     command(&["report", &dug, "--output", &page]).assert().success();
     let html = std::fs::read_to_string(&page).unwrap();
-    for (what, count) in [("<h2>v2</h2>", 1), ("Lanes to banks at v2.rs:", 1), ("Roofline of the RTX 2070", 2), ("<svg", 10)] {
+    for (what, count) in
+        [("<h2>v2</h2>", 1), ("Lanes to banks at v2.rs:", 1), ("Roofline of the RTX 2070", 2), ("<svg", 10)]
+    {
         assert!(html.matches(what).count() >= count, "{what}");
     }
     assert!(html.contains("v2.rs:") && html.contains("dot(k, &amp;scores"), "the code of the line is not there");
@@ -170,7 +185,12 @@ fn a_report_is_whole() {
     // The body, once the elements that HTML leaves open are gone, is well-formed XML.
     let body = &html[html.find("<body>").unwrap()..html.find("</html>").unwrap()];
     let parsed = roxmltree::Document::parse(body.trim()).unwrap();
-    let numbers = parsed.descendants().flat_map(|node| node.attributes().filter(|one| matches!(one.name(), "x" | "y" | "width" | "height")).map(|one| one.value()).collect::<Vec<_>>());
+    let numbers = parsed.descendants().flat_map(|node| {
+        node.attributes()
+            .filter(|one| matches!(one.name(), "x" | "y" | "width" | "height"))
+            .map(|one| one.value())
+            .collect::<Vec<_>>()
+    });
     for number in numbers {
         let value: f64 = number.parse().unwrap();
         assert!(value.is_finite() && value >= 0.0, "{number}");
@@ -183,7 +203,14 @@ fn a_report_is_whole() {
     let shot = path("shot.png");
     let profile = path("profile");
     let output = Command::new("chromium")
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"])
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+        ])
         .args(["--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--window-size=390,2000"])
         .args([format!("--user-data-dir={profile}"), format!("--screenshot={shot}"), format!("file://{page}")])
         .output()

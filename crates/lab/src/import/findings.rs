@@ -11,7 +11,8 @@ use crate::thresholds::Thresholds;
 
 /// Everything the rules find, in the order of the rules.
 pub fn findings(record: &ProfileRecord, thresholds: &Thresholds) -> Vec<Finding> {
-    let rules = [occupancy, grid, spills, dram_bytes, load_conflicts, store_conflicts, idle_tensor_cores, mio, gmma];
+    let rules =
+        [occupancy, grid, spills, dram_bytes, load_conflicts, store_conflicts, idle_tensor_cores, mio, copies, gmma];
     rules.into_iter().filter_map(|rule| rule(record, thresholds)).collect()
 }
 
@@ -213,6 +214,28 @@ fn mio(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {
         100.0 * thresholds.stall
     );
     found("mio-limited", text)
+}
+
+/// Warps that wait for what they load themselves.
+fn copies(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {
+    let share = record.stalls.get("long_scoreboard").copied().filter(|share| *share > thresholds.stall)?;
+    let has = |feature| record.architecture().map(|sm| Target::best(sm).supports(feature));
+    let remedy = match (has(Feature::Tma), has(Feature::CpAsync)) {
+        (Some(true), _) => {
+            "A warp of its own that feeds the copy engine, some tiles ahead, leaves the others to compute."
+        }
+        (_, Some(true)) => "cp.async, some tiles ahead, copies to shared memory while the warps go on.",
+        (_, Some(false)) => {
+            "Without an asynchronous copy on this architecture, loads that are issued a tile ahead hide a part of it."
+        }
+        (_, None) => "",
+    };
+    let text = format!(
+        "a warp waits {} of its time for global or local memory (threshold {:.0} %): the warps that compute load for themselves. {remedy}",
+        percent(share),
+        100.0 * thresholds.stall
+    );
+    found("synchronous-copies", text.trim_end().to_owned())
 }
 
 fn gmma(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {

@@ -293,6 +293,12 @@ fn the_articles_conclusions_follow_from_a_chips_counters() {
             "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum": 43e9})
     };
     assert_eq!(ids(&of("f16", "10x64x1024x32", metrics())), ["idle-tensor-cores", "mio-limited"]);
+    // Tensor cores that wait for copies.
+    let v2_tc = json!({"smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio": 5.0,
+        "smsp__average_warp_latency_per_inst_issued.ratio": 12.0});
+    let v2_tc = of("f16", "10x64x1024x64", v2_tc);
+    assert_eq!(ids(&v2_tc), ["synchronous-copies"]);
+    assert!(v2_tc.findings[0].text.contains("Without an asynchronous copy on this architecture"));
     // No tensor instruction of sm_75 takes f32.
     assert_eq!(ids(&of("f32", "10x64x1024x32", metrics())), ["mio-limited"]);
 }
