@@ -169,7 +169,7 @@ pub struct Point {
 /// Attainable rate by intensity: what memory lets through, up to each ceiling (operations a second).
 pub fn roofline(title: &str, bandwidth: f64, ceilings: &[(&str, f64)], points: &[Point]) -> Markup {
     let height = 300.0;
-    let (left, right, top, bottom) = (52.0, WIDTH - 12.0, 10.0, height - 44.0);
+    let (left, right, top, bottom) = (52.0, WIDTH - 20.0, 10.0, height - 44.0);
     let highest = ceilings.iter().map(|ceiling| ceiling.1).fold(bandwidth, f64::max);
     let xs = decades(points.iter().map(|point| point.intensity).chain([1.0, 4.0 * highest / bandwidth]));
     let ys = decades(points.iter().map(|point| point.rate).chain([highest, highest / 90.0]));

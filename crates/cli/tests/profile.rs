@@ -11,9 +11,11 @@ fn command(arguments: &[&str]) -> assert_cmd::Command {
     command
 }
 
+/// Both streams, whose lines may be wrapped anywhere, as one.
 fn said(assert: &assert_cmd::assert::Assert) -> String {
     let output = assert.get_output();
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// A raw page of one launch on an RTX 2070 whose shared loads conflict.
