@@ -191,7 +191,7 @@ fn table(shown: &[Shown], names: &[String]) -> Markup {
     let dash = || "–".to_string();
     html! {
         div.wide {
-            table {
+            table.side {
                 thead { tr {
                     th { "record" } th { "problem" } th { "GPU" } th { "source" } th.n { "modelled" } th.n { "measured" } th.n { "conflicts" }
                     th.n { "occupancy" } th { "limiter" } th { "findings" }
