@@ -140,15 +140,16 @@ pub struct RunArguments {
     /// Where `o` and `lse` go: a .safetensors file, or a .npy file for `o`, beside which `lse` goes to NAME.lse.npy.
     #[arg(long, value_name = "FILE")]
     pub output: PathBuf,
-    /// What computes: emulator, cuda, or cuda:N for GPU N.
-    #[arg(long, default_value = "emulator")]
-    pub device: Device,
-    /// Which stratum computes; auto takes the newest that can.
+    /// What computes: cpu, emulator, cuda, or cuda:N for GPU N. By default the first GPU, or the CPU where there is none; the
+    /// emulator where a stratum, tiles or a GPU to emulate are named.
+    #[arg(long)]
+    pub device: Option<Device>,
+    /// Which stratum computes; auto takes the newest that can. (The CPU has code of its own.)
     #[arg(long, default_value = "auto")]
     pub stratum: Choice,
-    /// The GPU to emulate, by its name.
-    #[arg(long, default_value = "RTX 2070")]
-    pub gpu: String,
+    /// The GPU to emulate, by its name; RTX 2070 by default.
+    #[arg(long)]
+    pub gpu: Option<String>,
     #[command(flatten)]
     pub mask: MaskArguments,
     #[command(flatten)]
@@ -228,6 +229,11 @@ pub fn strata(named: &[Stratum]) -> anyhow::Result<&[Stratum]> {
 }
 
 impl TileArguments {
+    /// Whether one is given.
+    pub fn any(&self) -> bool {
+        [self.block_q, self.block_kv, self.threads] != [None; 3]
+    }
+
     /// The planner of a choice, on the tiles that are asked for.
     ///
     /// # Errors
@@ -235,7 +241,7 @@ impl TileArguments {
     pub fn planner(&self, planner: Planner, choice: Choice, problem: &kernels::Problem) -> anyhow::Result<Planner> {
         let sm = planner.hardware().sm;
         match choice {
-            _ if [self.block_q, self.block_kv, self.threads] == [None; 3] => Ok(choice.of(planner)),
+            _ if !self.any() => Ok(choice.of(planner)),
             Choice::Stratum(stratum) => Ok(choice.of(planner).tiles(self.of(stratum, sm, problem))),
             Choice::Auto => anyhow::bail!("stratum is auto, which chooses its tiles: name a stratum, or give no tiles"),
         }

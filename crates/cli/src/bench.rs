@@ -80,9 +80,11 @@ struct Record {
 /// Times every stratum on every problem; what was measured is told whatever comes after it.
 pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
     let Device::Cuda(ordinal) = arguments.device else {
-        return Err(
-            anyhow!("device is emulator: bench takes time on a GPU, cuda or cuda:N; `strata dig` models it").into()
-        );
+        return Err(anyhow!(
+            "device is {}: bench takes time on a GPU, cuda or cuda:N; `strata dig` models it",
+            arguments.device
+        )
+        .into());
     };
     let driver = Driver::load()?;
     let context = driver.context(ordinal)?;

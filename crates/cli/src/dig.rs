@@ -19,6 +19,9 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     let mut recorder = arguments.record.open()?;
     let thresholds = arguments.thresholds.read()?;
     let (driver, context) = match arguments.device {
+        Device::Cpu => {
+            return Err(anyhow::anyhow!("device is cpu, which runs no strata: dig on emulator, cuda or cuda:N").into());
+        }
         Device::Emulator => (None, None),
         Device::Cuda(ordinal) => {
             let driver = Driver::load()?;

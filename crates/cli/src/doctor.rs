@@ -17,6 +17,8 @@ pub fn doctor() -> Result<(), Failure> {
 
 /// What a machine has, or why it has not.
 struct Machine {
+    instructions: String,
+    threads: usize,
     driver: Result<CudaVersion, String>,
     gpus: Vec<Result<(DeviceInfo, Option<Clocks>), String>>,
     /// Each tool's name, and where and which it is.
@@ -74,7 +76,14 @@ impl Machine {
             }
         };
         let tools = TOOLS.iter().map(|tool| (tool, find(tool.name))).collect();
-        Self { driver, gpus, tools, counters: Counters::look() }
+        Self {
+            instructions: cpu::Instructions::best().to_string(),
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            driver,
+            gpus,
+            tools,
+            counters: Counters::look(),
+        }
     }
 
     fn text(&self) -> String {
@@ -82,6 +91,11 @@ impl Machine {
         let mut line = |mark: &str, what: &str, found: &str| {
             let _ = writeln!(out, "{mark:<7} {what:<18} {found}");
         };
+        line(
+            "ok",
+            "CPU",
+            &format!("{}, {} threads: `run` and the library compute there", self.instructions, self.threads),
+        );
         line("ok", "emulator", "every stratum runs on the CPU, for every architecture");
         match &self.driver {
             Ok(version) => line("ok", "driver", &format!("CUDA {version}")),
@@ -205,6 +219,8 @@ mod tests {
     #[test]
     fn a_machine_without_a_gpu_is_told_what_it_lacks() {
         let machine = Machine {
+            instructions: "AVX-512 and AMX".into(),
+            threads: 2,
             driver: Err(cuda::Error::NoDriver.to_string()),
             gpus: Vec::new(),
             tools: TOOLS.iter().map(|tool| (tool, None)).collect(),

@@ -192,6 +192,11 @@ fn tokens(problem: &Problem, argument: &str) -> usize {
     }
 }
 
+/// Bytes of `lse`.
+pub(crate) fn lse_bytes(problem: &Problem) -> u64 {
+    4 * problem.total_q() as u64 * problem.heads_q as u64
+}
+
 /// The bytes from a tensor's first element to the end of its last; 0 where it has none.
 pub(crate) fn reach(problem: &Problem, layout: &Layout, argument: &str) -> u128 {
     let (strides, heads, dim) = match argument {

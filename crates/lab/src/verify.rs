@@ -146,6 +146,23 @@ pub fn verify<B: Backend>(
     Ok(checked.collect())
 }
 
+/// Runs a case on the processor.
+///
+/// # Errors
+/// When the inputs cannot be made.
+pub fn verify_cpu(case: CaseId, dtype: Dtype, seed: u64, options: cpu::Options<'_>) -> Result<Vec<Checked>, CaseError> {
+    let mut compute = |problem: &Problem, inputs: &Inputs| cpu::compute(problem, inputs, options);
+    let checked = runs(case, dtype, seed)?.into_iter().map(|(run, traits)| {
+        let outcome = match run.verify(&mut compute) {
+            Ok(Verdict { wrong: Some(wrong), .. }) => Outcome::Failed(wrong.to_string()),
+            Ok(_) => Outcome::Passed,
+            Err(error) => Outcome::Failed(error.to_string()),
+        };
+        Checked { case, label: run.label.to_owned(), problem: run.problem, traits, outcome }
+    });
+    Ok(checked.collect())
+}
+
 fn outcome<E: std::error::Error>(verified: Result<Verdict, VerifyError<Attempt<E>>>) -> Outcome {
     match verified {
         Ok(Verdict { wrong: Some(wrong), .. }) => Outcome::Failed(wrong.to_string()),

@@ -28,19 +28,29 @@ fn text<'a>(findings: &'a [Finding], id: &str) -> &'a str {
 }
 
 #[test]
-fn print_all() {
-    for (problem, gpu, strata) in [
-        ("10x64x1024x64", "RTX 2070", vec![Stratum::V1, Stratum::V2, Stratum::V2Kt]),
-        ("10x64x1024x64 f16", "RTX 2070", vec![Stratum::V2, Stratum::V2Kt, Stratum::V2Tc]),
-        ("10x64x1024x64 f16", "A100", vec![Stratum::V2, Stratum::V2Kt, Stratum::V2Tc]),
-        ("10x64x1024x64 f16", "H200", vec![Stratum::V2, Stratum::V2Kt, Stratum::V2Tc, Stratum::V3]),
-    ] {
-        for (stratum, findings) in strata.iter().zip(dug(problem, gpu, &strata)) {
-            println!("{problem} {gpu} {stratum}");
-            for finding in findings {
-                println!("   {}: {}", finding.id, finding.text);
-            }
-        }
-    }
-    assert!(has(&[], "") || text(&dug("1x1x64x64", "T4", &[Stratum::V2])[0], "bank-conflicts").contains('%'));
+fn each_conclusion_is_of_its_generation_and_of_no_later_one() {
+    let found = dug("10x64x1024x64", "RTX 2070", &[Stratum::V1, Stratum::V2, Stratum::V2Kt]);
+    let [v1, v2, v2_kt] = found.as_slice() else { unreachable!() };
+    // v1: global memory in the place of registers, and division in the loop.
+    assert!(has(v1, "repeated-bytes") && has(v1, "repeated-division"), "{v1:?}");
+    assert!(!has(v2, "repeated-bytes") && !has(v2, "repeated-division"), "{v2:?}");
+    // v2: the transposed K.
+    assert!(text(v2, "bank-conflicts").contains("v2_kt stores K transposed"));
+    assert!(!has(v2_kt, "bank-conflicts"), "{v2_kt:?}");
+    // v2_kt: the shared-memory pipe (MIO); no tensor instruction takes f32 there.
+    assert!(has(v2_kt, "shared-limited") && !has(v2_kt, "idle-tensor-cores"), "{v2_kt:?}");
+}
+
+#[test]
+fn advice_holds_for_the_architecture_and_the_type() {
+    let strata = [Stratum::V2, Stratum::V2Kt, Stratum::V2Tc];
+    let turing = dug("1x4x512x64 f16", "T4", &strata);
+    assert!(text(&turing[0], "bank-conflicts").contains("storing K transposed is not the remedy"));
+    assert!(has(&turing[1], "idle-tensor-cores") && !has(&turing[2], "idle-tensor-cores"));
+    assert!(text(&turing[2], "synchronous-copies").contains("no asynchronous copy"));
+    // cp.async is what sm_80 has, and v2_tc uses it.
+    assert!(!has(&dug("1x4x512x64 f16", "A100", &[Stratum::V2Tc])[0], "synchronous-copies"));
+    let hopper = dug("1x4x512x64 f16", "H200", &[Stratum::V2Tc, Stratum::V3]);
+    assert!(text(&hopper[0], "synchronous-copies").contains("v3 lets a warp of its own feed it"));
+    assert!(!has(&hopper[1], "synchronous-copies"), "{:?}", hopper[1]);
 }
