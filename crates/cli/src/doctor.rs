@@ -28,7 +28,7 @@ struct Machine {
 
 /// Whether the driver lets this user read a GPU's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Counters {
+pub enum Counters {
     Allowed,
     AdministratorsOnly,
     Unknown,
@@ -76,14 +76,13 @@ impl Machine {
             }
         };
         let tools = TOOLS.iter().map(|tool| (tool, find(tool.name))).collect();
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         Self {
             instructions: cpu::Instructions::best().to_string(),
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             driver,
             gpus,
             tools,
-            counters: counters(&read("/proc/driver/nvidia/params"), &read("/proc/self/status")),
+            counters: Counters::look(),
         }
     }
 
@@ -185,6 +184,14 @@ fn find(name: &str) -> Option<(PathBuf, String)> {
 
 fn is_program(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.is_file())
+}
+
+impl Counters {
+    /// Asks the driver.
+    pub fn look() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        counters(&read("/proc/driver/nvidia/params"), &read("/proc/self/status"))
+    }
 }
 
 /// From the driver's parameters and the status of this process, as /proc shows them.

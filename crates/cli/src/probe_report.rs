@@ -375,7 +375,7 @@ fn explanation(out: &mut String, one: &Explanation) {
         &format!(
             "{} of {} bytes a lane: {} {unit}, ideal {}; {} executions run. {instructions}; {}{} distinct pattern{} of addresses, this \
              one of the first execution:",
-            capital(one.access),
+            capital(&one.access),
             one.bytes,
             one.cost,
             one.ideal,

@@ -61,7 +61,7 @@ fn emulated(plan: flashstrata::Plan, problem: &Problem, inputs: &Inputs) -> Resu
     let progress = Progress::new("CTAs");
     progress.begin(&plan.stratum().to_string());
     let show = |done, of| progress.show(done, of);
-    let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
+    let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show), ..Watch::default() };
     let result = lab::execute::execute_plan(plan.kernels, problem, inputs, watch);
     progress.end();
     Ok(result.map_err(Failure::of_execution)?.outputs)

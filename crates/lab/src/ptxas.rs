@@ -63,6 +63,18 @@ impl Tool {
         })
     }
 
+    /// The version it prints, as `13.5.37`; asked for once.
+    pub fn version(self) -> Option<&'static str> {
+        static VERSIONS: [OnceLock<Option<String>>; 2] = [OnceLock::new(), OnceLock::new()];
+        let ask = || {
+            let output = Command::new(self.find().ok()?).arg("--version").stderr(Stdio::null()).output().ok()?;
+            let text = String::from_utf8(output.stdout).ok()?;
+            // `Cuda compilation tools, release 13.5, V13.5.37`
+            text.split_whitespace().find_map(|word| Some(word.strip_prefix('V')?.to_owned()))
+        };
+        VERSIONS[self as usize].get_or_init(ask).as_deref()
+    }
+
     fn search(self) -> Option<PathBuf> {
         let named = env::var_os(self.variable()).map(PathBuf::from);
         let on_path = || {

@@ -22,6 +22,7 @@ use thiserror::Error;
 pub use argument::{ArgumentSpec, BufferSpec, FileTensor, Init, ParseArgumentError};
 pub use buffers::{Comparison, Worst};
 pub use explain::{Explanation, Phase, Remedy};
+pub(crate) use explain::{explain, shared_at};
 pub use lines::Line;
 pub use mutate::mutate_probed;
 pub use record::{HazardRecord, ProbeRecord, RunRecord, TotalsRecord};
@@ -321,7 +322,7 @@ fn counted(
     let launch = &evidence.launches[0];
     let lines = lines::lines(launch, gpu, sources);
     let explanations = explain::explain(launch, gpu, sources);
-    let findings = findings(&evidence);
+    let findings = findings(&evidence, &settings.thresholds.unwrap_or_default());
     Ok(Counted { sass, lines, findings, explanations, evidence })
 }
 

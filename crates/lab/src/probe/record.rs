@@ -1,5 +1,7 @@
 //! What a probe found, as `--json` writes it.
 
+use std::collections::BTreeMap;
+
 use emulator::{Access, Counters, Level};
 use serde::Serialize;
 
@@ -35,6 +37,8 @@ pub struct ProbeRecord {
     pub source: String,
     /// Of `counters`: `merged`.
     pub level: String,
+    /// Versions of foreign tools that had a part in it, by name: `ptxas`.
+    pub tools: BTreeMap<String, String>,
     /// How it was launched.
     pub launch: RunRecord,
     /// The largest `||found - expected|| / ||expected||` of the buffers that were compared.
@@ -197,6 +201,7 @@ impl Probed {
             ),
             source: "emulator".into(),
             level: Level::Merged.name().into(),
+            tools: counted.map_or_else(BTreeMap::new, |counted| counted.evidence.tools()),
             launch: RunRecord {
                 grid: about.grid,
                 block: about.block,
