@@ -154,9 +154,13 @@ fn current(
     let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show), ..Watch::default() };
     let measured = measure(config, baseline, |what| progress.begin(what), watch);
     progress.end();
+    let interrupted = |error: &MeasureError| match error {
+        MeasureError::Dig { source, .. } => matches!(**source, DigError::Execute(ExecuteError::Cancelled)),
+        MeasureError::Probe { source, .. } => matches!(**source, ProbeError::Cancelled),
+        _ => false,
+    };
     measured.map_err(|error| match error {
-        MeasureError::Dig { source: DigError::Execute(ExecuteError::Cancelled), .. } => Failure::Interrupted,
-        MeasureError::Settings { source: ProbeError::Cancelled, .. } => Failure::Interrupted,
+        error if interrupted(&error) => Failure::Interrupted,
         MeasureError::Wrong { .. } | MeasureError::Hazard { .. } => Failure::No(error.into()),
         error => error.into(),
     })

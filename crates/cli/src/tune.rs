@@ -130,7 +130,7 @@ fn on_the_gpu(
         let bar = Progress::new("steps");
         bar.begin("tune");
         let show = |progress: flashstrata::Progress| bar.show(progress.done as u64, progress.of as u64);
-        let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show), ..Watch::default() };
+        let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
         let result = measure(&found, &mut timer, options, watch);
         bar.end();
         let tuned = match result {

@@ -26,11 +26,11 @@ pub enum MeasureError {
     #[error(transparent)]
     Gpu(#[from] UnknownGpu),
     #[error("{problem} on {gpu}: {source}")]
-    Dig { problem: String, gpu: String, source: DigError },
+    Dig { problem: String, gpu: String, source: Box<DigError> },
     #[error("{stratum} on {problem} is wrong: {wrong}")]
     Wrong { stratum: String, problem: String, wrong: String },
     #[error("{}: {source}", launch.display())]
-    Settings { launch: PathBuf, source: ProbeError },
+    Probe { launch: PathBuf, source: Box<ProbeError> },
     #[error("{}: hazard: {hazard}", launch.display())]
     Hazard { launch: PathBuf, hazard: String },
     #[error(transparent)]
@@ -58,7 +58,7 @@ pub fn measure(
     }
     for launch in &config.probe {
         begin(&launch.file_stem().unwrap_or_default().to_string_lossy());
-        let failed = |source| MeasureError::Settings { launch: launch.clone(), source };
+        let failed = |source| MeasureError::Probe { launch: launch.clone(), source: Box::new(source) };
         let settings = Settings::read(launch).map_err(failed)?;
         let probed = probe(&settings, watch).map_err(failed)?;
         if let Some(hazard) = &probed.hazard {
@@ -97,7 +97,8 @@ fn dig(
     let refused = |reason: String| MeasureError::Problem { problem: case.problem.clone(), reason };
     let problem: Problem = case.problem.parse().map_err(|error| refused(format!("{error}")))?;
     let gpu = Gpu::find(&case.gpu)?;
-    let failed = |source| MeasureError::Dig { problem: case.problem.clone(), gpu: case.gpu.clone(), source };
+    let failed =
+        |source| MeasureError::Dig { problem: case.problem.clone(), gpu: case.gpu.clone(), source: Box::new(source) };
     let quiet = Watch { progress: None, ..watch };
     let digger = Digger::new(problem, gpu, &Source::Seed(0), false, quiet).map_err(failed)?;
     for name in &case.strata {

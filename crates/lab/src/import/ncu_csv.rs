@@ -112,7 +112,7 @@ fn scale(unit: &str) -> f64 {
     };
     match unit.split_once('/') {
         // A rate's base is a second.
-        Some((amount, per)) if matches!(per, "second" | "s") => of_part(amount),
+        Some((amount, "second" | "s")) => of_part(amount),
         Some((amount, per)) => of_part(amount) / of_part(per),
         None => of_part(unit),
     }

@@ -65,8 +65,11 @@ fn result(names: std::ops::Range<usize>, given: &[(&str, Given)]) -> ProfileResu
     }
 }
 
-/// A report of blocks, each with its table of names, sources and results.
-fn report(blocks: &[(Vec<String>, &[&[u8]], Vec<ProfileResult>)]) -> Vec<u8> {
+/// A block's table of names, sources and results.
+type Block<'a> = (Vec<String>, &'a [&'a [u8]], Vec<ProfileResult>);
+
+/// A report of blocks.
+fn report(blocks: &[Block<'_>]) -> Vec<u8> {
     let mut file = b"NVR\0".to_vec();
     file.extend(counted(&FileHeader { version: Some(10) }.encode_to_vec()));
     for (strings, sources, results) in blocks {
