@@ -12,7 +12,7 @@ use crate::buffer::Buffer;
 use crate::call::{Call, Rows};
 use crate::partial::Partials;
 use crate::scores::Adjust;
-use crate::tiles::Tile;
+use crate::tiles::{self, Sight, Tile};
 
 /// Keys of a block.
 pub(crate) const KEYS: usize = 256;
@@ -38,9 +38,7 @@ const PROBABILITIES: usize = KEYS + 32;
 
 /// Rows of a tile where `rows` are divided among `threads`.
 pub(crate) fn height(rows: usize, threads: usize) -> usize {
-    /// For each thread, so that all end at about the same time.
-    const TILES_PER_THREAD: usize = 4;
-    (rows / (STRIP * threads * TILES_PER_THREAD)).clamp(1, STRIPS) * STRIP
+    tiles::height(STRIP, STRIPS, rows, threads)
 }
 
 /// The matrix unit of bf16, and the vector instructions that go with it.
@@ -92,9 +90,7 @@ pub(crate) struct Scratch {
 struct Row {
     max: f32,
     sum: f32,
-    seen: Range<usize>,
-    diagonal: f32,
-    slope: f32,
+    sight: Sight,
 }
 
 /// A tile to compute.
@@ -127,8 +123,7 @@ impl Job<'_> {
         scratch.probabilities.resize(STRIP * PROBABILITIES / 2);
         let (keys, values) = (call.keys(tile.entry, tile.kv_head), call.values(tile.entry, tile.kv_head));
         let _tiles = Tiles::configure();
-        for block in tile.keys.start / KEYS..tile.keys.end.div_ceil(KEYS) {
-            let range = tile.keys.start.max(block * KEYS)..tile.keys.end.min((block + 1) * KEYS);
+        for range in tile.blocks(KEYS) {
             // SAFETY: a tile's keys are the entry's.
             unsafe {
                 pack_keys(keys, range.clone(), depth, &mut scratch.keys);
@@ -153,7 +148,6 @@ impl Job<'_> {
 impl Scratch {
     fn begin(&mut self, call: &Call<'_>, tile: &Tile, depth: usize, width: usize, height: usize) {
         let problem = call.problem;
-        let (seqlen_q, seqlen_k) = problem.lengths(tile.entry);
         self.queries.refill(height * depth / 2, 0.0);
         self.out.refill(height * width, 0.0);
         self.rows.clear();
@@ -164,13 +158,7 @@ impl Scratch {
             let from =
                 unsafe { std::slice::from_raw_parts(call.query(tile.entry, head, i).cast::<u16>(), problem.head_dim) };
             query[..from.len()].copy_from_slice(from);
-            self.rows.push(Row {
-                max: f32::NEG_INFINITY,
-                sum: 0.0,
-                seen: problem.mask.seen_keys(i, seqlen_q, seqlen_k),
-                diagonal: (i + seqlen_k) as f32 - seqlen_q as f32,
-                slope: problem.slope(tile.entry, head),
-            });
+            self.rows.push(Row { max: f32::NEG_INFINITY, sum: 0.0, sight: tile.sight(problem, row) });
         }
     }
 
@@ -180,9 +168,8 @@ impl Scratch {
         let first = strip * STRIP;
         let last = self.rows.len().min(first + STRIP);
         let rows = &mut self.rows[first..last];
-        let some = || rows.iter().map(|row| &row.seen).filter(|seen| !seen.is_empty());
-        let (start, end) = (some().map(|seen| seen.start).min(), some().map(|seen| seen.end).max());
-        let seen = range.start.max(start.unwrap_or(0))..range.end.min(end.unwrap_or(0));
+        let any = Sight::any(rows.iter().map(|row| &row.sight));
+        let seen = range.start.max(any.start)..range.end.min(any.end);
         if seen.is_empty() {
             return;
         }
@@ -213,12 +200,11 @@ impl Scratch {
             let (scores, probabilities) = (&mut scores[columns.clone()], &mut probabilities[columns.clone()]);
             let key = range.start + columns.start;
             if !call.plain {
-                let Row { diagonal, slope, .. } = *row;
-                pulp::Arch::new().dispatch(Adjust { problem: call.problem, scores, first: key, diagonal, slope });
+                pulp::Arch::new().dispatch(Adjust { problem: call.problem, scores, first: key, sight: &row.sight });
             }
             // Beyond the block's last key there is nothing, whatever a row sees.
             let within = |bound: usize| bound.clamp(key, range.end.max(key)) - key;
-            let (start, end) = (within(row.seen.start), within(row.seen.end));
+            let (start, end) = (within(row.sight.seen.start), within(row.sight.seen.end));
             scores[..start].fill(f32::NEG_INFINITY);
             scores[end.max(start)..].fill(f32::NEG_INFINITY);
             row.softmax(call.scale_log2, scores, probabilities, out);

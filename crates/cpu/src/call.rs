@@ -135,6 +135,22 @@ pub(crate) unsafe fn widen(dtype: Dtype, from: *const u8, to: &mut [f32]) {
     }
 }
 
+/// Asks for some bytes, where the processor can be told to: to the second-level cache, or to the first as well.
+#[inline(always)]
+pub(crate) fn prefetch<const FIRST_LEVEL: bool>(first: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..bytes).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        let address = first.wrapping_add(line).cast();
+        // SAFETY: nothing is read; any address will do.
+        unsafe {
+            if FIRST_LEVEL { _mm_prefetch::<_MM_HINT_T0>(address) } else { _mm_prefetch::<_MM_HINT_T1>(address) }
+        };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (first, bytes);
+}
+
 impl Rows {
     /// The first element of a row.
     ///
@@ -148,16 +164,10 @@ impl Rows {
     /// Has rows brought to the second-level cache, where the processor can be told to.
     #[inline(always)]
     pub fn prefetch(self, dtype: Dtype, rows: Range<usize>) {
-        #[cfg(target_arch = "x86_64")]
         for row in rows {
-            for line in (0..self.dim * dtype.bytes()).step_by(64) {
-                let address = self.first.wrapping_add(row * self.stride * dtype.bytes() + line);
-                // SAFETY: nothing is read; any address will do.
-                unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(address.cast()) };
-            }
+            let first = self.first.wrapping_add(row * self.stride * dtype.bytes());
+            prefetch::<false>(first, self.dim * dtype.bytes());
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (dtype, rows);
     }
 
     /// Copies some rows as f32, `stride` elements from one to the next.

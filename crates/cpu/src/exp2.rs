@@ -18,12 +18,7 @@ const LEAST: f32 = -126.0;
 pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let shifted = simd.add_f32s(x, simd.splat_f32s(ROUND));
     let f = simd.sub_f32s(x, simd.sub_f32s(shifted, simd.splat_f32s(ROUND)));
-    let mut power = simd.splat_f32s(POLYNOMIAL[0]);
-    for coefficient in &POLYNOMIAL[1..] {
-        power = simd.mul_add_e_f32s(power, f, simd.splat_f32s(*coefficient));
-    }
-    let exponent = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
-    let scaled = simd.transmute_f32s_u32s(simd.add_u32s(simd.transmute_u32s_f32s(power), exponent));
+    let scaled = compose(simd, &POLYNOMIAL, f, shifted);
     simd.select_f32s(simd.less_than_f32s(x, simd.splat_f32s(LEAST)), simd.splat_f32s(0.0), scaled)
 }
 
@@ -37,8 +32,14 @@ pub(crate) fn exp2_of_product<S: Simd>(simd: S, x: S::f32s, a: f32, b: f32) -> S
     let shifted = simd.mul_add_e_f32s(x, a, simd.splat_f32s(ROUND));
     let whole = simd.sub_f32s(shifted, simd.splat_f32s(ROUND));
     let f = simd.mul_add_e_f32s(x, b, simd.mul_add_e_f32s(x, a, simd.neg_f32s(whole)));
-    let mut power = simd.splat_f32s(FINE[0]);
-    for coefficient in &FINE[1..] {
+    compose(simd, &FINE, f, shifted)
+}
+
+/// `2^(n + f)` from a polynomial of `f`, and from `n` in the lower bits of `shifted`.
+#[inline(always)]
+fn compose<S: Simd>(simd: S, polynomial: &[f32], f: S::f32s, shifted: S::f32s) -> S::f32s {
+    let mut power = simd.splat_f32s(polynomial[0]);
+    for coefficient in &polynomial[1..] {
         power = simd.mul_add_e_f32s(power, f, simd.splat_f32s(*coefficient));
     }
     let exponent = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));

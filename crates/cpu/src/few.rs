@@ -6,12 +6,12 @@ use kernels::Dtype;
 use pulp::{Simd, WithSimd};
 
 use crate::buffer::Buffer;
-use crate::call::{Call, Rows, widen};
+use crate::call::{Call, Rows, prefetch, widen};
 use crate::exp2::exp2;
 use crate::lanes::{KEYS, load, store};
 use crate::partial::Partials;
 use crate::scores::Adjust;
-use crate::tiles::Tile;
+use crate::tiles::{Sight, Tile};
 
 /// Sequences of at most so many queries are computed here.
 pub(crate) const QUERIES: usize = 4;
@@ -48,10 +48,7 @@ struct Row {
     out: Buffer,
     max: f32,
     sum: f32,
-    seen: Range<usize>,
-    /// Where its bias is 0.
-    diagonal: f32,
-    slope: f32,
+    sight: Sight,
 }
 
 /// A tile to compute.
@@ -87,8 +84,7 @@ impl Job<'_> {
                 reorder(&mut row.query, S::F32_LANES, false, reordered);
             }
         }
-        for block in tile.keys.start / KEYS..tile.keys.end.div_ceil(KEYS) {
-            let range = tile.keys.start.max(block * KEYS)..tile.keys.end.min((block + 1) * KEYS);
+        for range in tile.blocks(KEYS) {
             // SAFETY: a tile's keys are the entry's, and copies are made anew when those before are done with.
             unsafe {
                 let keys = streamed::<PAIRS>(call.dtype(), keys_of, range.clone(), copies);
@@ -134,7 +130,6 @@ unsafe fn streamed<const PAIRS: bool>(
 impl Row {
     fn begin(&mut self, call: &Call<'_>, tile: &Tile, row: usize) {
         let problem = call.problem;
-        let (seqlen_q, seqlen_k) = problem.lengths(tile.entry);
         let (head, i) = tile.row(problem, row);
         self.query.resize(problem.head_dim);
         // SAFETY: it is a row of the queries.
@@ -142,22 +137,19 @@ impl Row {
         self.scores.resize(KEYS);
         self.out.refill(problem.head_dim_v, 0.0);
         (self.max, self.sum) = (f32::NEG_INFINITY, 0.0);
-        self.seen = problem.mask.seen_keys(i, seqlen_q, seqlen_k);
-        self.diagonal = (i + seqlen_k) as f32 - seqlen_q as f32;
-        self.slope = problem.slope(tile.entry, head);
+        self.sight = tile.sight(problem, row);
     }
 
     /// From a block's scores to probabilities; rescales what was summed before.
     #[inline(always)]
     fn absorb<S: Simd>(&mut self, simd: S, call: &Call<'_>, range: &Range<usize>) {
         if !call.plain {
-            let Row { diagonal, slope, .. } = *self;
             let scores = &mut self.scores[..range.len()];
-            Adjust { problem: call.problem, scores, first: range.start, diagonal, slope }.with_simd(simd);
+            Adjust { problem: call.problem, scores, first: range.start, sight: &self.sight }.with_simd(simd);
         }
         let scores = &mut self.scores[..range.len().next_multiple_of(S::F32_LANES)];
         let unseen = |key: usize| key.clamp(range.start, range.end) - range.start;
-        let (start, end) = (unseen(self.seen.start), unseen(self.seen.end));
+        let (start, end) = (unseen(self.sight.seen.start), unseen(self.sight.seen.end));
         scores[..start].fill(f32::NEG_INFINITY);
         scores[end.max(start)..].fill(f32::NEG_INFINITY);
         let (scores, _) = S::as_mut_simd_f32s(scores);
@@ -197,14 +189,8 @@ impl<const PAIRS: bool> Streamed<PAIRS> {
     #[inline(always)]
     fn prefetch<S: Simd>(self, row: usize, pairs: Range<usize>) {
         let bytes = S::F32_LANES * if PAIRS { 4 } else { 8 };
-        #[cfg(target_arch = "x86_64")]
-        for byte in (pairs.start * bytes..pairs.end * bytes).step_by(64) {
-            let address = self.first.wrapping_add(row * self.stride + byte);
-            // SAFETY: nothing is read; any address will do.
-            unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (row, pairs, bytes);
+        let first = self.first.wrapping_add(row * self.stride + pairs.start * bytes);
+        prefetch::<true>(first, pairs.len() * bytes);
     }
 
     /// Two vectors' worth of a row's elements: one after the other, or the even ones and the odd ones.

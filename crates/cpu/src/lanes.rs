@@ -1,7 +1,7 @@
 //! Tiles in f32, a query in each lane.
 //!
-//! Scores are kept transposed, `[key][query]`: keys and values are read element by element where they lie and meet vectors of
-//! queries, so nothing but the queries is packed, and maxima, sums and rescaling go down columns without crossing lanes.
+//! Scores are kept transposed, `[key][query]`: single elements of keys and values meet vectors of queries and of probabilities, so
+//! neither is transposed, only copied in the order that the cache likes; and maxima, sums and rescaling never cross lanes.
 //!
 //! Blocks of keys begin at multiples of [`KEYS`] whatever a tile sees, and sums run in the order of keys: a row's result does
 //! not depend on which others are in its tile.
@@ -16,7 +16,7 @@ use crate::call::{Call, Rows, widen};
 use crate::exp2::exp2;
 use crate::partial::Partials;
 use crate::scores::tanh;
-use crate::tiles::Tile;
+use crate::tiles::{self, Sight, Tile};
 
 /// Keys of a block: its scores stay in the first-level cache beside the queries.
 pub(crate) const KEYS: usize = 128;
@@ -37,10 +37,7 @@ const SUB_TILES: usize = 12;
 
 /// Rows of a tile with vectors of so many lanes, where `rows` are divided among `threads`.
 pub(crate) fn height(lanes: usize, rows: usize, threads: usize) -> usize {
-    /// For each thread, so that all end at about the same time.
-    const TILES_PER_THREAD: usize = 4;
-    let sub_tiles = rows / (VECTORS * lanes * threads * TILES_PER_THREAD);
-    sub_tiles.clamp(1, SUB_TILES) * VECTORS * lanes
+    tiles::height(VECTORS * lanes, SUB_TILES, rows, threads)
 }
 
 /// Memory of a thread.
@@ -67,10 +64,8 @@ struct SubTile {
     out: Buffer,
     max: Buffer,
     sum: Buffer,
-    /// What each lane sees, and where its bias is 0.
-    seen: Vec<Range<usize>>,
-    diagonal: Vec<f32>,
-    slope: Vec<f32>,
+    /// Of each lane.
+    sights: Vec<Sight>,
     /// What any lane sees, and what every one does.
     any: Range<usize>,
     all: Range<usize>,
@@ -100,8 +95,7 @@ impl WithSimd for Job<'_> {
             let rows = start..(start + VECTORS * S::F32_LANES).min(tile.rows.end);
             sub_tile.begin(call, tile, rows, S::F32_LANES, panel, row);
         }
-        for block in tile.keys.start / KEYS..tile.keys.end.div_ceil(KEYS) {
-            let range = tile.keys.start.max(block * KEYS)..tile.keys.end.min((block + 1) * KEYS);
+        for range in tile.blocks(KEYS) {
             // SAFETY: a tile's keys are the entry's.
             unsafe {
                 keys_of.copy(call.dtype(), range.clone(), KEY_STRIDE, keys);
@@ -178,13 +172,10 @@ impl SubTile {
         row: &mut Vec<f32>,
     ) {
         let problem = call.problem;
-        let (seqlen_q, seqlen_k) = problem.lengths(tile.entry);
         self.vectors = rows.len().div_ceil(lanes);
         let width = self.vectors * lanes;
         self.queries.refill(problem.head_dim * width, 0.0);
-        self.seen.clear();
-        self.diagonal.clear();
-        self.slope.clear();
+        self.sights.clear();
         row.clear();
         row.resize(problem.head_dim * AT_ONCE, 0.0);
         for (lane, r) in rows.clone().enumerate() {
@@ -195,21 +186,15 @@ impl SubTile {
             if lane % AT_ONCE == AT_ONCE - 1 || r == rows.end - 1 {
                 transpose_in(row, &mut self.queries, width, lane / AT_ONCE * AT_ONCE);
             }
-            self.seen.push(problem.mask.seen_keys(i, seqlen_q, seqlen_k));
-            self.diagonal.push((i + seqlen_k) as f32 - seqlen_q as f32);
-            self.slope.push(problem.slope(tile.entry, head));
+            self.sights.push(tile.sight(problem, r));
         }
-        let some = || self.seen.iter().filter(|seen| !seen.is_empty());
-        let (start, end) = (some().map(|seen| seen.start).min(), some().map(|seen| seen.end).max());
-        self.any = start.unwrap_or(0)..end.unwrap_or(0);
-        self.all = self.seen.iter().fold(0..usize::MAX, |all, seen| all.start.max(seen.start)..all.end.min(seen.end));
+        self.any = Sight::any(self.sights.iter());
+        let seen = self.sights.iter().map(|sight| &sight.seen);
+        self.all = seen.fold(0..usize::MAX, |all, seen| all.start.max(seen.start)..all.end.min(seen.end));
         // Lanes without a row do as the last one does.
-        self.seen.resize(width, self.seen.last().cloned().unwrap_or_default());
-        self.diagonal.resize(width, 0.0);
-        self.slope.resize(width, 0.0);
-        for (column, fill) in [(&mut self.max, f32::NEG_INFINITY), (&mut self.sum, 0.0)] {
-            column.refill(width, fill);
-        }
+        self.sights.resize(width, self.sights.last().cloned().unwrap_or_default());
+        self.max.refill(width, f32::NEG_INFINITY);
+        self.sum.refill(width, 0.0);
         self.out.refill(problem.head_dim_v.next_multiple_of(panel) * width, 0.0);
         self.rows = rows;
     }
@@ -317,8 +302,7 @@ fn absorb<S: Simd, const M: usize, const V: usize>(
         rows!(NARROW, 1);
     }
     if masked || !block.call.plain {
-        let lane = Lane { seen: &sub_tile.seen, diagonal: &sub_tile.diagonal, slope: &sub_tile.slope };
-        highest = adjust::<S, V>(simd, block, lane, masked, scores);
+        highest = adjust::<S, V>(simd, block, &sub_tile.sights, masked, scores);
     }
 
     // Where nothing was seen yet the maximum is minus infinity, which must not be subtracted from itself.
@@ -358,6 +342,37 @@ fn columns<S: Simd, const V: usize>(row: &mut [f32]) -> &mut [S::f32s; V] {
     vectors.first_chunk_mut().expect("a row of a sub-tile")
 }
 
+/// Adds to `M` by `V` sums: of element `[m][k]` of `a`, its steps given, by row `k` of `b`, for `depth` of `k`.
+///
+/// # Safety
+/// There are so many.
+#[inline(always)]
+unsafe fn multiply<S: Simd, const M: usize, const V: usize>(
+    simd: S,
+    a: *const f32,
+    step_m: usize,
+    step_k: usize,
+    b: *const f32,
+    depth: usize,
+    sums: &mut [[S::f32s; V]; M],
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        for k in 0..depth {
+            let mut row = [simd.splat_f32s(0.0); V];
+            for v in 0..V {
+                row[v] = load::<S>(b.add((k * V + v) * S::F32_LANES));
+            }
+            for m in 0..M {
+                let element = simd.splat_f32s(*a.add(m * step_m + k * step_k));
+                for v in 0..V {
+                    sums[m][v] = simd.mul_add_e_f32s(element, row[v], sums[m][v]);
+                }
+            }
+        }
+    }
+}
+
 /// The products of `M` rows of keys with the queries, to `M` rows of scores; and their maxima.
 ///
 /// # Safety
@@ -374,18 +389,7 @@ unsafe fn dot<S: Simd, const M: usize, const V: usize>(
     let mut sums = [[simd.splat_f32s(0.0); V]; M];
     // SAFETY: as the caller says.
     unsafe {
-        for k in 0..depth {
-            let mut query = [simd.splat_f32s(0.0); V];
-            for v in 0..V {
-                query[v] = load::<S>(queries.add((k * V + v) * S::F32_LANES));
-            }
-            for m in 0..M {
-                let key = simd.splat_f32s(*keys.add(m * KEY_STRIDE + k));
-                for v in 0..V {
-                    sums[m][v] = simd.mul_add_e_f32s(key, query[v], sums[m][v]);
-                }
-            }
-        }
+        multiply(simd, keys, KEY_STRIDE, 1, queries, depth, &mut sums);
         for m in 0..M {
             for v in 0..V {
                 highest[v] = simd.max_f32s(highest[v], sums[m][v]);
@@ -416,18 +420,7 @@ unsafe fn accumulate<S: Simd, const M: usize, const V: usize>(
                 sums[m][v] = simd.mul_f32s(load::<S>(out.add((m * V + v) * S::F32_LANES)), rescale[v]);
             }
         }
-        for k in 0..depth {
-            let mut probability = [simd.splat_f32s(0.0); V];
-            for v in 0..V {
-                probability[v] = load::<S>(probabilities.add((k * V + v) * S::F32_LANES));
-            }
-            for m in 0..M {
-                let value = simd.splat_f32s(*values.add(k * M + m));
-                for v in 0..V {
-                    sums[m][v] = simd.mul_add_e_f32s(value, probability[v], sums[m][v]);
-                }
-            }
-        }
+        multiply(simd, values, 1, M, probabilities, depth, &mut sums);
         for m in 0..M {
             for v in 0..V {
                 store::<S>(out.add((m * V + v) * S::F32_LANES), sums[m][v]);
@@ -448,11 +441,13 @@ pub(crate) unsafe fn store<S: Simd>(to: *mut f32, vector: S::f32s) {
     unsafe { to.cast::<S::f32s>().write_unaligned(vector) }
 }
 
-/// What a lane's scores depend on beside the products.
-struct Lane<'a> {
-    seen: &'a [Range<usize>],
-    diagonal: &'a [f32],
-    slope: &'a [f32],
+/// A number of each lane, as vectors.
+#[inline(always)]
+fn gather<S: Simd, const V: usize>(simd: S, sights: &[Sight], of: impl Fn(&Sight) -> f32) -> [S::f32s; V] {
+    let mut vectors = [simd.splat_f32s(0.0); V];
+    let elements = bytemuck::cast_slice_mut(&mut vectors).iter_mut();
+    elements.zip(sights).for_each(|(element, sight)| *element = of(sight));
+    vectors
 }
 
 /// Caps, biases and masks scores, and returns their maxima.
@@ -460,7 +455,7 @@ struct Lane<'a> {
 fn adjust<S: Simd, const V: usize>(
     simd: S,
     block: &Block<'_>,
-    lane: Lane<'_>,
+    sights: &[Sight],
     masked: bool,
     scores: &mut [f32],
 ) -> [S::f32s; V] {
@@ -468,22 +463,11 @@ fn adjust<S: Simd, const V: usize>(
     let width = V * S::F32_LANES;
     let start = block.seen.start;
     // Counted from the block's first key, so that f32 holds the numbers exactly.
-    let mut bounds = [[0.0f32; 2]; 256];
-    let mut diagonal = [0.0f32; 256];
-    let mut slope = [0.0f32; 256];
-    for l in 0..width {
-        let within = |key: usize| key.clamp(start, block.seen.end) as f32 - start as f32;
-        bounds[l] = [within(lane.seen[l].start), within(lane.seen[l].end)];
-        diagonal[l] = lane.diagonal[l] - start as f32;
-        slope[l] = lane.slope[l];
-    }
-    let mut first = [0.0f32; 256];
-    let mut end = [0.0f32; 256];
-    for l in 0..width {
-        [first[l], end[l]] = bounds[l];
-    }
-    let (first, end) = (*columns::<S, V>(&mut first), *columns::<S, V>(&mut end));
-    let (diagonal, slope) = (*columns::<S, V>(&mut diagonal), *columns::<S, V>(&mut slope));
+    let within = |key: usize| key.clamp(start, block.seen.end) as f32 - start as f32;
+    let column = |of: fn(&Sight) -> usize| gather::<S, V>(simd, sights, |sight| within(of(sight)));
+    let (first, end) = (column(|sight| sight.seen.start), column(|sight| sight.seen.end));
+    let diagonal = gather::<S, V>(simd, sights, |sight| sight.diagonal - start as f32);
+    let slope = gather::<S, V>(simd, sights, |sight| sight.slope);
     let mut highest = [simd.splat_f32s(f32::NEG_INFINITY); V];
     for (key, row) in scores[..block.seen.len() * width].chunks_exact_mut(width).enumerate() {
         let row = columns::<S, V>(row);

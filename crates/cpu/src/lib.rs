@@ -26,7 +26,6 @@ use partial::Partials;
 
 /// How a call is computed.
 #[derive(Clone, Copy, Default)]
-#[allow(missing_debug_implementations)]
 pub struct Options<'a> {
     /// Stops when it becomes true.
     pub cancel: Option<&'a AtomicBool>,

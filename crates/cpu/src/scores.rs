@@ -4,6 +4,7 @@ use kernels::Problem;
 use pulp::{Simd, WithSimd};
 
 use crate::exp2::exp2_of_product;
+use crate::tiles::Sight;
 
 /// A row of products to be scaled, capped and biased.
 pub(crate) struct Adjust<'a> {
@@ -11,9 +12,7 @@ pub(crate) struct Adjust<'a> {
     pub scores: &'a mut [f32],
     /// The key of the first.
     pub first: usize,
-    /// The key where the bias is 0.
-    pub diagonal: f32,
-    pub slope: f32,
+    pub sight: &'a Sight,
 }
 
 impl WithSimd for Adjust<'_> {
@@ -21,7 +20,7 @@ impl WithSimd for Adjust<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Adjust { problem, scores, first, diagonal, slope } = self;
+        let Adjust { problem, scores, first, sight } = self;
         let scale = problem.scale() as f32;
         scores.iter_mut().for_each(|score| *score *= scale);
         if let Some(cap) = problem.softcap {
@@ -36,7 +35,7 @@ impl WithSimd for Adjust<'_> {
         }
         if problem.alibi_slopes.is_some() {
             for (score, key) in scores.iter_mut().zip(first..) {
-                *score -= slope * (diagonal - key as f32).abs();
+                *score -= sight.slope * (sight.diagonal - key as f32).abs();
             }
         }
     }

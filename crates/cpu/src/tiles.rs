@@ -28,7 +28,52 @@ pub(crate) struct Part {
     pub index: usize,
 }
 
+/// What a row's scores depend on beside the products.
+#[derive(Clone, Default)]
+pub(crate) struct Sight {
+    /// The keys it sees.
+    pub seen: Range<usize>,
+    /// The key where its bias is 0.
+    pub diagonal: f32,
+    /// ALiBi's slope.
+    pub slope: f32,
+}
+
+impl Sight {
+    /// What any of some rows sees.
+    pub fn any<'a>(rows: impl Iterator<Item = &'a Sight>) -> Range<usize> {
+        let seen = rows.map(|sight| &sight.seen).filter(|seen| !seen.is_empty());
+        let both = seen.cloned().reduce(|any, seen| any.start.min(seen.start)..any.end.max(seen.end));
+        both.unwrap_or_default()
+    }
+}
+
+/// Rows of a tile: a multiple of `unit`, at most `most` of these, so that `threads` have some tiles each of `rows`.
+pub(crate) fn height(unit: usize, most: usize, rows: usize, threads: usize) -> usize {
+    (rows / (unit * threads * TILES_PER_THREAD)).clamp(1, most) * unit
+}
+
+/// For each thread, so that all end at about the same time.
+const TILES_PER_THREAD: usize = 4;
+
 impl Tile {
+    /// The tile's keys in blocks of so many, which begin at multiples of that.
+    pub fn blocks(&self, size: usize) -> impl Iterator<Item = Range<usize>> {
+        let Range { start, end } = self.keys;
+        (start / size..end.div_ceil(size)).map(move |block| start.max(block * size)..end.min((block + 1) * size))
+    }
+
+    /// What a row sees.
+    pub fn sight(&self, problem: &Problem, row: usize) -> Sight {
+        let (seqlen_q, seqlen_k) = problem.lengths(self.entry);
+        let (head, i) = self.row(problem, row);
+        Sight {
+            seen: problem.mask.seen_keys(i, seqlen_q, seqlen_k),
+            diagonal: (i + seqlen_k) as f32 - seqlen_q as f32,
+            slope: problem.slope(self.entry, head),
+        }
+    }
+
     /// The query head and the query of a row.
     pub fn row(&self, problem: &Problem, row: usize) -> (usize, usize) {
         let seqlen_q = problem.lengths(self.entry).0;
@@ -46,8 +91,6 @@ impl Tile {
 /// `height` is the rows of a tile, and `block` what parts of keys are multiples of. The division depends on the problem and the
 /// number of threads alone, so that results do.
 pub(crate) fn tiles(problem: &Problem, height: usize, block: usize, threads: usize) -> (Vec<Tile>, usize) {
-    /// For each thread, so that all end at about the same time.
-    const TILES_PER_THREAD: usize = 4;
     let mut tiles = Vec::new();
     for entry in 0..problem.batch {
         let (seqlen_q, seqlen_k) = problem.lengths(entry);
