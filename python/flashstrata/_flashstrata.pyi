@@ -5,10 +5,12 @@ __version__: str
 Memory = Tuple[int, Sequence[int], Sequence[int]]
 
 class Device:
-    """A GPU, or an emulated one, and the kernels that were compiled for it."""
+    """A GPU, the processor, or an emulated GPU, and the kernels that were compiled for it."""
 
     name: str
     def __init__(self, ordinal: int = 0, tuned: bool = False) -> None: ...
+    @staticmethod
+    def cpu() -> "Device": ...
     @staticmethod
     def emulated(name: str) -> "Device": ...
     def forward(

@@ -5,7 +5,8 @@ head_dim_v)``; of packed sequences ``(total, heads, head_dim)`` with ``cu_seqlen
 ``head_dim_v`` columns; ``softmax_lse`` is ``(batch, heads, seqlen_q)`` or ``(heads, total_q)``, float32.
 
 Tensors may have any strides but for the last dimension, which is copied where it is not contiguous. Nothing is copied
-otherwise, nothing waits for the GPU, and work goes to torch's current stream.
+otherwise, nothing waits for the GPU, and work goes to torch's current stream. Tensors of the CPU are computed there, on as many
+threads as the processor has (or ``RAYON_NUM_THREADS`` says).
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ def _device(index: int) -> Device:
     return Device(index)
 
 
+@functools.lru_cache(maxsize=None)
+def _cpu() -> Device:
+    return Device.cpu()
+
+
 def _refuse(dropout_p: float, q: Tensor, k: Tensor, v: Tensor) -> None:
     """What is not there yet, and what cannot be."""
     if dropout_p != 0.0:
@@ -39,8 +45,8 @@ def _refuse(dropout_p: float, q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"{name} is on {tensor.device}: q is on {q.device}, all must be on one device")
         if tensor.dtype != q.dtype:
             raise ValueError(f"{name} is {tensor.dtype}: q is {q.dtype}, all must have one dtype")
-    if q.device.type != "cuda":
-        raise ValueError(f"q is on {q.device}: it must be on a CUDA device")
+    if q.device.type not in ("cuda", "cpu"):
+        raise ValueError(f"q is on {q.device}: it must be on a CUDA device or on the CPU")
     if q.dtype not in _DTYPES:
         raise ValueError(f"q is {q.dtype}: it must be float16, bfloat16 or float32")
 
@@ -108,8 +114,12 @@ def _forward(
         lse = torch.empty((shape[1], shape[0]), dtype=torch.float32, device=device)
         batch = cu_seqlens_q.numel() - 1
         where = (cu_seqlens_q.data_ptr(), cu_seqlens_k.data_ptr(), batch, int(max_seqlen_q), int(max_seqlen_k))
-    _device(device.index).forward(
-        torch._C._cuda_getCurrentRawStream(device.index),
+    if device.type == "cuda":
+        computer, stream = _device(device.index), torch._C._cuda_getCurrentRawStream(device.index)
+    else:
+        computer, stream = _cpu(), 0
+    computer.forward(
+        stream,
         _DTYPES[q.dtype],
         _memory(q),
         _memory(k),

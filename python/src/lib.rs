@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use flashstrata::{
     Attention, Device, DeviceSlice, DeviceSliceMut, Dtype, Error, Inputs, Layout, Mask, Operands, Problem, ProblemSpec,
-    Stratum, Stream, Tensor, Tuning, View, layout,
+    Stratum, Stream, Tensor, Tuning, Varlen, View, layout,
 };
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// A tensor in somebody's memory: its first element's address, its shape, and its strides in elements.
 type Memory = (u64, Vec<usize>, Vec<i64>);
@@ -112,7 +113,7 @@ fn python_error(error: Error) -> PyErr {
     }
 }
 
-/// A GPU, or an emulated one, and the kernels that were compiled for it.
+/// A GPU, the processor, or an emulated GPU, and the kernels that were compiled for it.
 #[pyclass(frozen, name = "Device", module = "flashstrata._flashstrata")]
 struct PyDevice {
     device: Device,
@@ -137,7 +138,7 @@ impl PyDevice {
         }
         let problem = key.problem()?;
         let layout = key.layout(&problem)?;
-        let mut planner = self.device.planner();
+        let mut planner = self.device.planner().map_err(python_error)?;
         if let Some(stratum) = key.stratum {
             planner = planner.stratum(stratum);
         }
@@ -153,6 +154,38 @@ impl PyDevice {
         }
         kept.insert(key, attention.clone());
         Ok(attention)
+    }
+}
+
+impl PyDevice {
+    /// What computes a call on the processor, whose plans are not worth keeping. It reads offsets and slopes now.
+    ///
+    /// # Safety
+    /// The addresses are of host memory, that is as large.
+    unsafe fn on_cpu(
+        &self,
+        key: &Key,
+        slopes: Option<(u64, usize)>,
+        packed: Option<(u64, u64, usize, usize, usize)>,
+    ) -> PyResult<Attention> {
+        if let Some(stratum) = key.stratum {
+            return Err(PyValueError::new_err(format!("stratum is {stratum}: the CPU has code of its own")));
+        }
+        let mut spec = key.problem()?.into_spec();
+        // SAFETY: as the caller says.
+        unsafe {
+            if let Some((cu_seqlens_q, cu_seqlens_k, batch, ..)) = packed {
+                let offsets = |address| std::slice::from_raw_parts(address as usize as *const i32, batch + 1).to_vec();
+                let (cu_seqlens_q, cu_seqlens_k) = (offsets(cu_seqlens_q), offsets(cu_seqlens_k));
+                spec.varlen = Some(Varlen { cu_seqlens_q, cu_seqlens_k });
+            }
+            if let Some((address, count)) = slopes {
+                spec.alibi_slopes = Some(std::slice::from_raw_parts(address as usize as *const f32, count).to_vec());
+            }
+        }
+        let problem = spec.build().map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let layout = key.layout(&problem)?;
+        self.device.prepare(&problem, &layout).map_err(python_error)
     }
 }
 
@@ -182,10 +215,16 @@ impl PyDevice {
         Device::emulated(name).map(PyDevice::of).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
+    /// The processor.
+    #[staticmethod]
+    fn cpu() -> Self {
+        PyDevice::of(Device::cpu())
+    }
+
     /// Its name.
     #[getter]
     fn name(&self) -> String {
-        self.device.hardware().name.clone()
+        self.device.hardware().map_or_else(|| self.device.to_string(), |hardware| hardware.name.clone())
     }
 
     /// Starts attention on a stream of the driver and does not wait. `out` and `lse` are written.
@@ -232,8 +271,12 @@ impl PyDevice {
             stratum: stratum.map(parse_stratum).transpose()?,
         };
         py.detach(|| {
-            let attention = self.attention(key)?;
-            // SAFETY: the Python side passes tensors of this GPU that it holds on to during the call, and whose allocator
+            let attention = match self.device.is_cpu() {
+                // SAFETY: the Python side passes tensors of the device, which are as large.
+                true => Arc::new(unsafe { self.on_cpu(&key, slopes, packed)? }),
+                false => self.attention(key)?,
+            };
+            // SAFETY: the Python side passes tensors of this device that it holds on to during the call, and whose allocator
             // keeps memory until the work in the stream that was current has ended.
             let operands = unsafe {
                 let slice = DeviceSlice::borrow;
@@ -256,13 +299,15 @@ impl PyDevice {
             let mut streams = locked(&self.streams);
             let stream = match streams.entry(stream) {
                 Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) if self.device.is_cpu() => new.insert(self.device.stream().map_err(python_error)?),
                 Entry::Vacant(new) => {
                     // SAFETY: torch's streams, and the default one, are those of the primary context, and stay.
                     let borrowed = unsafe { self.device.borrow_stream(stream as *mut c_void) };
                     new.insert(borrowed.map_err(python_error)?)
                 }
             };
-            stream.enqueue(&attention, operands).map_err(python_error)
+            let enqueue = || stream.enqueue(&attention, operands).map_err(python_error);
+            if self.device.is_cpu() { pool()?.install(enqueue) } else { enqueue() }
         })
     }
 
@@ -281,16 +326,18 @@ impl PyDevice {
         let problem: Problem = problem.parse().map_err(|error: flashstrata::ParseProblemError| value(&error))?;
         let stratum = stratum.map(parse_stratum).transpose()?;
         let tensor = |shape: Vec<usize>, bytes: &[u8]| Tensor::from_bytes(problem.dtype, &shape, bytes.to_vec());
-        let tensor = |shape, bytes| tensor(shape, bytes).map_err(|error| value(&error));
-        let (q, k, v) = (tensor(problem.q_shape(), q)?, tensor(problem.k_shape(), k)?, tensor(problem.v_shape(), v)?);
-        let inputs = Inputs { q, k, v, descales: None };
+        let inputs = Inputs {
+            q: tensor(problem.q_shape(), q).map_err(|error| value(&error))?,
+            k: tensor(problem.k_shape(), k).map_err(|error| value(&error))?,
+            v: tensor(problem.v_shape(), v).map_err(|error| value(&error))?,
+            descales: None,
+        };
+        let pool = pool()?;
         let outputs = py.detach(|| -> Result<_, Error> {
-            let planner = self.device.planner();
-            let planner = match stratum {
-                Some(stratum) => planner.stratum(stratum),
-                None => planner,
+            let Some(stratum) = stratum else {
+                return pool.install(|| self.device.compute(&problem, &inputs));
             };
-            let plan = planner.plan(&problem, &Layout::contiguous(&problem))?;
+            let plan = self.device.planner()?.stratum(stratum).plan(&problem, &Layout::contiguous(&problem))?;
             self.device.stream()?.run(&plan, &inputs)
         });
         let outputs = outputs.map_err(python_error)?;
@@ -303,7 +350,7 @@ impl PyDevice {
         let problem: Problem = problem
             .parse()
             .map_err(|error: flashstrata::ParseProblemError| PyValueError::new_err(error.to_string()))?;
-        let planner = self.device.planner();
+        let planner = self.device.planner().map_err(python_error)?;
         let planner = match stratum {
             Some(stratum) => planner.stratum(parse_stratum(stratum)?),
             None => planner,
@@ -319,6 +366,21 @@ fn parse_dtype(name: &str) -> PyResult<Dtype> {
 
 fn parse_stratum(name: &str) -> PyResult<Stratum> {
     name.parse().map_err(|error| PyValueError::new_err(format!("{error}")))
+}
+
+/// The threads that the processor computes on. A process that was forked has none of its parent's, and gets its own.
+fn pool() -> PyResult<Arc<ThreadPool>> {
+    static POOL: Mutex<Option<(u32, Arc<ThreadPool>)>> = Mutex::new(None);
+    let process = std::process::id();
+    let mut kept = locked(&POOL);
+    if let Some((_, pool)) = kept.as_ref().filter(|(of, _)| *of == process) {
+        return Ok(pool.clone());
+    }
+    let pool = ThreadPoolBuilder::new().build().map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+    let pool = Arc::new(pool);
+    // Dropping the parent's would wait for threads that are not there.
+    std::mem::forget(kept.replace((process, pool.clone())));
+    Ok(pool)
 }
 
 /// What Python imports.

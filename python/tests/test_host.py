@@ -1,4 +1,6 @@
-"""The library on an emulated GPU: no GPU and no torch are needed."""
+"""The library on the processor and on an emulated GPU: no GPU and no torch are needed."""
+
+import os
 
 import flashstrata
 import numpy as np
@@ -19,13 +21,17 @@ def attention(q, k, v, causal):
     return np.einsum("bhqk,bkhd->bqhd", p / total, v), (largest + np.log(total))[..., 0]
 
 
-@pytest.mark.parametrize("gpu", ["RTX 2070", "H200"])
+def device_of(name):
+    return flashstrata.Device.cpu() if name == "CPU" else flashstrata.Device.emulated(name)
+
+
+@pytest.mark.parametrize("name", ["CPU", "RTX 2070", "H200"])
 @pytest.mark.parametrize("mask", ["", " causal"])
-def test_host_tensors(gpu, mask):
+def test_host_tensors(name, mask):
     rng = np.random.default_rng(7)
     q = rng.standard_normal((1, 70, 4, 64)).astype(np.float16)
     k, v = (rng.standard_normal((1, 90, 2, 64)).astype(np.float16) for _ in range(2))
-    device = flashstrata.Device.emulated(gpu)
+    device = device_of(name)
     out, lse = device.forward_host(f"1x4/2x70/90x64 f16{mask}", q.tobytes(), k.tobytes(), v.tobytes())
     expected, expected_lse = attention(q, k, v, bool(mask))
     out = np.frombuffer(out, np.float16).reshape(q.shape).astype(np.float64)
@@ -54,3 +60,24 @@ def test_wrong_sizes_and_names_are_named():
         device.plan("1x1x8x8", stratum="v9")
     with pytest.raises(ValueError, match="RTX 9999"):
         flashstrata.Device.emulated("RTX 9999")
+
+
+def test_a_forked_process_computes():
+    def compute():
+        zeros = bytes(2 * 300 * 2 * 64)
+        return flashstrata.Device.cpu().forward_host("1x2x300x64 f16", zeros, zeros, zeros)[0] == zeros
+
+    assert compute()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if compute() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_cpu_has_no_strata():
+    device = flashstrata.Device.cpu()
+    assert device.name.startswith("CPU (")
+    with pytest.raises(ValueError, match="the CPU"):
+        device.plan("1x1x8x8")
+    with pytest.raises(ValueError, match="the CPU"):
+        device.forward_host("1x1x8x8", bytes(256), bytes(256), bytes(256), stratum="v2")

@@ -8,18 +8,26 @@ use arch::Sm;
 use clap::{Args, Parser, Subcommand};
 use flashstrata::Planner;
 use kernels::{Dtype, ProblemSpec, Stratum, Tiles};
+use lab::Thresholds;
 use lab::tensor_file::Layout;
 
 use crate::bench::BenchArguments;
 use crate::device::Device;
+use crate::explain::ExplainArguments;
+use crate::gate::{AcceptArguments, GateArguments};
+use crate::history::{CompareArguments, HistoryArguments};
+use crate::html::ReportArguments;
 use crate::plan::PlanArguments;
 use crate::probe::ProbeArguments;
+use crate::profile::{ImportArguments, ProfileArguments};
+use crate::record::RecordArguments;
 use crate::tune::TuneArguments;
 use crate::verify::VerifyArguments;
 
 /// FlashAttention, generation by generation: run each kernel on an emulated GPU and see why it is as fast as it is.
 ///
-/// Exit status: 0 fine, 1 the answer is no (a wrong result, a hazard), 2 bad usage or input, 130 interrupted.
+/// Exit status: 0 fine, 1 the answer is no (a wrong result, a hazard, a regression), 2 bad usage or input, 3 no answer (what is
+/// to be compared is incomparable), 130 interrupted.
 #[derive(Debug, Parser)]
 #[command(name = "strata", version, arg_required_else_help = true)]
 pub struct Arguments {
@@ -45,6 +53,23 @@ pub enum Command {
     Verify(VerifyArguments),
     /// Time the strata on a GPU.
     Bench(BenchArguments),
+    /// Count on a GPU with ncu, or take times with nsys: of a command's kernels, or of a stratum.
+    Profile(Box<ProfileArguments>),
+    /// Read a profile made elsewhere, and explain it.
+    Import(ImportArguments),
+    /// Say what a record's kernel suffers from: what was measured, against which threshold, why, and what removes it.
+    Explain(ExplainArguments),
+    /// List what was recorded (--record of dig, bench, probe, profile and import).
+    History(HistoryArguments),
+    /// Put two records side by side; refuses those of different configurations (exit status 3) and says what differs.
+    Compare(CompareArguments),
+    /// Make one HTML file of records: charts, findings, lines of code, where everything is from. It needs no network.
+    Report(ReportArguments),
+    /// Judge what is measured now by a baseline, or this build's times by another's. Exit status: 0 pass or improved, 1 regressed,
+    /// 3 incomparable or insufficient data.
+    Gate(GateArguments),
+    /// Make what is measured now the baseline, and say why.
+    Accept(AcceptArguments),
     /// Say what this machine has, and what each absence costs.
     Doctor,
 }
@@ -87,7 +112,25 @@ pub struct DigArguments {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[command(flatten)]
+    pub thresholds: ThresholdArguments,
+    #[command(flatten)]
+    pub record: RecordArguments,
+    #[command(flatten)]
     pub tensors: TensorArguments,
+}
+
+#[derive(Debug, Args)]
+pub struct ThresholdArguments {
+    /// Where findings begin, as TOML (docs/lab.md has the names); what the file leaves out stays as it is.
+    #[arg(long, value_name = "FILE.toml")]
+    pub thresholds: Option<PathBuf>,
+}
+
+impl ThresholdArguments {
+    /// Those of the file, or the program's own.
+    pub fn read(&self) -> anyhow::Result<Thresholds> {
+        Ok(self.thresholds.as_ref().map_or_else(|| Ok(Thresholds::default()), |path| Thresholds::read(path))?)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -97,15 +140,16 @@ pub struct RunArguments {
     /// Where `o` and `lse` go: a .safetensors file, or a .npy file for `o`, beside which `lse` goes to NAME.lse.npy.
     #[arg(long, value_name = "FILE")]
     pub output: PathBuf,
-    /// What computes: emulator, cuda, or cuda:N for GPU N.
-    #[arg(long, default_value = "emulator")]
-    pub device: Device,
-    /// Which stratum computes; auto takes the newest that can.
+    /// What computes: cpu, emulator, cuda, or cuda:N for GPU N. By default the first GPU, or the CPU where there is none; the
+    /// emulator where a stratum, tiles or a GPU to emulate are named.
+    #[arg(long)]
+    pub device: Option<Device>,
+    /// Which stratum computes; auto takes the newest that can. (The CPU has code of its own.)
     #[arg(long, default_value = "auto")]
     pub stratum: Choice,
-    /// The GPU to emulate, by its name.
-    #[arg(long, default_value = "RTX 2070")]
-    pub gpu: String,
+    /// The GPU to emulate, by its name; RTX 2070 by default.
+    #[arg(long)]
+    pub gpu: Option<String>,
     #[command(flatten)]
     pub mask: MaskArguments,
     #[command(flatten)]
@@ -185,6 +229,11 @@ pub fn strata(named: &[Stratum]) -> anyhow::Result<&[Stratum]> {
 }
 
 impl TileArguments {
+    /// Whether one is given.
+    pub fn any(&self) -> bool {
+        [self.block_q, self.block_kv, self.threads] != [None; 3]
+    }
+
     /// The planner of a choice, on the tiles that are asked for.
     ///
     /// # Errors
@@ -192,7 +241,7 @@ impl TileArguments {
     pub fn planner(&self, planner: Planner, choice: Choice, problem: &kernels::Problem) -> anyhow::Result<Planner> {
         let sm = planner.hardware().sm;
         match choice {
-            _ if [self.block_q, self.block_kv, self.threads] == [None; 3] => Ok(choice.of(planner)),
+            _ if !self.any() => Ok(choice.of(planner)),
             Choice::Stratum(stratum) => Ok(choice.of(planner).tiles(self.of(stratum, sm, problem))),
             Choice::Auto => anyhow::bail!("stratum is auto, which chooses its tiles: name a stratum, or give no tiles"),
         }

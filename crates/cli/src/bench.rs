@@ -1,5 +1,6 @@
 //! `strata bench`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,6 +14,7 @@ use serde::Serialize;
 
 use crate::arguments::{TileArguments, strata};
 use crate::device::Device;
+use crate::record::RecordArguments;
 use crate::{CANCEL, Failure, output};
 
 /// What is timed.
@@ -47,6 +49,8 @@ pub struct BenchArguments {
     /// Write the records to FILE as JSON, after each; `-` writes them to standard output in place of the table.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub record: RecordArguments,
 }
 
 #[derive(Serialize)]
@@ -65,7 +69,7 @@ struct Record {
     problem: String,
     source: &'static str,
     level: &'static str,
-    driver: String,
+    tools: BTreeMap<&'static str, String>,
     tiles: TileRecord,
     seed: u64,
     measured_time_ms: f64,
@@ -76,9 +80,11 @@ struct Record {
 /// Times every stratum on every problem; what was measured is told whatever comes after it.
 pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
     let Device::Cuda(ordinal) = arguments.device else {
-        return Err(
-            anyhow!("device is emulator: bench takes time on a GPU, cuda or cuda:N; `strata dig` models it").into()
-        );
+        return Err(anyhow!(
+            "device is {}: bench takes time on a GPU, cuda or cuda:N; `strata dig` models it",
+            arguments.device
+        )
+        .into());
     };
     let driver = Driver::load()?;
     let context = driver.context(ordinal)?;
@@ -110,7 +116,7 @@ pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
             problem: problem.to_string(),
             source: "events",
             level: "hardware",
-            driver: driver.clone(),
+            tools: BTreeMap::from([("driver", driver.clone())]),
             tiles: TileRecord { block_q: tiles.block_q, block_kv: tiles.block_kv, threads: tiles.threads },
             seed: arguments.seed,
             measured_time_ms: measured.timing.median_ms,
@@ -133,6 +139,7 @@ fn sweep<R: Serialize>(
 ) -> Result<(), Failure> {
     let strata = strata(&arguments.strata)?;
     output::check(arguments.json.as_deref())?;
+    let mut recorder = arguments.record.open()?;
     let (to_stdout, file) = match arguments.json.as_deref() {
         Some(path) if output::is_stdout(path) => (Some(path), None),
         file => (None, file),
@@ -148,7 +155,9 @@ fn sweep<R: Serialize>(
                     if cancel.load(Ordering::Relaxed) {
                         return Err(Failure::Interrupted);
                     }
-                    records.extend(measure(&problem, &inputs, stratum)?);
+                    let measured = measure(&problem, &inputs, stratum)?;
+                    recorder.keep(measured.as_slice())?;
+                    records.extend(measured);
                     save(file, &records)?;
                 }
             }

@@ -16,18 +16,26 @@ use crate::{CANCEL, Failure, NOTHING_FINISHED, output, question, report};
 pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     let strata = strata(&arguments.strata)?;
     output::check(arguments.json.as_deref())?;
-    let context = match arguments.device {
-        Device::Emulator => None,
-        Device::Cuda(ordinal) => Some(Driver::load()?.context(ordinal)?),
+    let mut recorder = arguments.record.open()?;
+    let thresholds = arguments.thresholds.read()?;
+    let (driver, context) = match arguments.device {
+        Device::Cpu => {
+            return Err(anyhow::anyhow!("device is cpu, which runs no strata: dig on emulator, cuda or cuda:N").into());
+        }
+        Device::Emulator => (None, None),
+        Device::Cuda(ordinal) => {
+            let driver = Driver::load()?;
+            (Some(driver.version().to_string()), Some(driver.context(ordinal)?))
+        }
     };
     let gpu = gpu(arguments.gpu.as_deref(), context.as_ref())?;
     let (problem, source) = question::of_dig(arguments)?;
-    let quiet = Watch { cancel: Some(&CANCEL), progress: None };
+    let quiet = Watch { cancel: Some(&CANCEL), progress: None, ..Watch::default() };
     // The reference of one long head takes minutes, and nothing would be lost with it.
     NOTHING_FINISHED.store(true, Ordering::Relaxed);
     let digger = match Digger::new(problem, gpu, &source, arguments.full, quiet) {
         Err(DigError::Execute(error)) => return Err(Failure::of_execution(error)),
-        other => other?,
+        other => other?.thresholds(thresholds),
     };
     NOTHING_FINISHED.store(false, Ordering::Relaxed);
 
@@ -36,7 +44,7 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     for &stratum in strata {
         progress.begin(&stratum.to_string());
         let show = |done, of| progress.show(done, of);
-        let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
+        let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show), ..Watch::default() };
         let tiles = arguments.tiles.of(stratum, gpu.sm, digger.problem());
         match digger.dig(stratum, tiles, watch) {
             Ok(mut one) => {
@@ -44,6 +52,7 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
                     digger.measure(&mut one, &mut context.stream()?, stratum, tiles, &TimingOptions::default())
                 };
                 let measured = context.as_ref().map_or(Ok(()), measure);
+                one.record.tools.extend(driver.clone().map(|version| ("driver".into(), version)));
                 dug.push(one);
                 if let Err(error) = measured {
                     stopped = Some(Failure::No(error.into()));
@@ -64,6 +73,7 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
     // What was finished is told whatever came after it.
     if !dug.is_empty() || stopped.is_none() {
         tell(arguments.json.as_deref(), &dug)?;
+        recorder.keep(&dug.iter().map(|one| &one.record).collect::<Vec<_>>())?;
     }
     refused.dedup();
     refused.iter().for_each(|error| eprintln!("note: {error}"));

@@ -17,6 +17,8 @@ pub fn doctor() -> Result<(), Failure> {
 
 /// What a machine has, or why it has not.
 struct Machine {
+    instructions: String,
+    threads: usize,
     driver: Result<CudaVersion, String>,
     gpus: Vec<Result<(DeviceInfo, Option<Clocks>), String>>,
     /// Each tool's name, and where and which it is.
@@ -26,7 +28,7 @@ struct Machine {
 
 /// Whether the driver lets this user read a GPU's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Counters {
+pub enum Counters {
     Allowed,
     AdministratorsOnly,
     Unknown,
@@ -74,12 +76,13 @@ impl Machine {
             }
         };
         let tools = TOOLS.iter().map(|tool| (tool, find(tool.name))).collect();
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         Self {
+            instructions: cpu::Instructions::best().to_string(),
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
             driver,
             gpus,
             tools,
-            counters: counters(&read("/proc/driver/nvidia/params"), &read("/proc/self/status")),
+            counters: Counters::look(),
         }
     }
 
@@ -88,6 +91,11 @@ impl Machine {
         let mut line = |mark: &str, what: &str, found: &str| {
             let _ = writeln!(out, "{mark:<7} {what:<18} {found}");
         };
+        line(
+            "ok",
+            "CPU",
+            &format!("{}, {} threads: `run` and the library compute there", self.instructions, self.threads),
+        );
         line("ok", "emulator", "every stratum runs on the CPU, for every architecture");
         match &self.driver {
             Ok(version) => line("ok", "driver", &format!("CUDA {version}")),
@@ -178,6 +186,14 @@ fn is_program(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.is_file())
 }
 
+impl Counters {
+    /// Asks the driver.
+    pub fn look() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        counters(&read("/proc/driver/nvidia/params"), &read("/proc/self/status"))
+    }
+}
+
 /// From the driver's parameters and the status of this process, as /proc shows them.
 fn counters(params: &str, status: &str) -> Counters {
     /// The bit of CAP_SYS_ADMIN (capabilities(7)).
@@ -203,6 +219,8 @@ mod tests {
     #[test]
     fn a_machine_without_a_gpu_is_told_what_it_lacks() {
         let machine = Machine {
+            instructions: "AVX-512 and AMX".into(),
+            threads: 2,
             driver: Err(cuda::Error::NoDriver.to_string()),
             gpus: Vec::new(),
             tools: TOOLS.iter().map(|tool| (tool, None)).collect(),

@@ -2,18 +2,25 @@
 
 mod arguments;
 mod bench;
+mod chart;
 mod device;
 mod dig;
 mod doctor;
+mod explain;
 mod facts;
+mod gate;
+mod history;
+mod html;
 mod mutation_report;
 mod output;
 mod plan;
 mod probe;
 mod probe_report;
+mod profile;
 mod progress;
 mod prose;
 mod question;
+mod record;
 mod report;
 mod run;
 mod tune;
@@ -32,6 +39,8 @@ enum Failure {
     No(anyhow::Error),
     /// Bad usage or input, or something the machine refuses. Exit status 2.
     Input(anyhow::Error),
+    /// There is no answer: records that are incomparable. Exit status 3.
+    CannotSay(anyhow::Error),
     /// Ctrl-C. Exit status 130.
     Interrupted,
     /// Whoever read the output has had enough. Exit status 0.
@@ -83,12 +92,21 @@ fn main() -> ExitCode {
         Command::Facts(arguments) => facts::facts(&arguments),
         Command::Verify(arguments) => verify::verify(&arguments),
         Command::Bench(arguments) => bench::bench(&arguments),
+        Command::History(arguments) => history::history(&arguments),
+        Command::Compare(arguments) => history::compare_records(&arguments),
+        Command::Gate(arguments) => gate::run(&arguments),
+        Command::Accept(arguments) => gate::accept(&arguments),
+        Command::Explain(arguments) => explain::explain(&arguments),
+        Command::Profile(arguments) => profile::profile(&arguments),
+        Command::Import(arguments) => profile::import(&arguments),
+        Command::Report(arguments) => html::report(&arguments),
         Command::Doctor => doctor::doctor(),
     };
     match result {
         Ok(()) | Err(Failure::BrokenPipe) => ExitCode::SUCCESS,
         Err(Failure::No(error)) => complain(&error, 1),
         Err(Failure::Input(error)) => complain(&error, 2),
+        Err(Failure::CannotSay(error)) => complain(&error, 3),
         Err(Failure::Interrupted) => interrupted,
     }
 }

@@ -46,8 +46,8 @@ pub struct PlanArguments {
 pub fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
     output::check(arguments.json.as_deref())?;
     let hardware = match arguments.device {
-        Some(device @ Device::Cuda(_)) => device.open(&arguments.gpu)?.hardware().clone(),
         Some(Device::Emulator) | None => Hardware::from(arch::Gpu::find(&arguments.gpu)?),
+        Some(device) => device.open(&arguments.gpu)?.planner()?.hardware().clone(),
     };
     let problem = question::problem(&arguments.problem, arguments.dtype, &arguments.mask)?;
     let mut planner = Planner::new(hardware);

@@ -11,9 +11,11 @@ use lab::probe::{
     ArgumentSpec, Dims, Expectation, LineSpec, Output, PolicySpec, ProbeError, Probed, Settings, Size, Tolerance,
     mutate_probed, probe,
 };
-use lab::{Document, Watch};
+use lab::{Document, Thresholds, Watch};
 
+use crate::arguments::ThresholdArguments;
 use crate::progress::Progress;
+use crate::record::RecordArguments;
 use crate::{CANCEL, Failure, NOTHING_FINISHED, mutation_report, output, probe_report};
 
 /// What is probed. What the command line says goes before what the launch file says.
@@ -86,15 +88,19 @@ pub struct ProbeArguments {
     pub line: Option<LineSpec>,
     /// Put mistakes into the kernel, one at a time (each wait, fence, barrier, commit, copy and phase), and count those that are
     /// found; of more launch files too. Exit status 1 when fewer than 95 % are.
-    #[arg(long, value_name = "MORE.toml", num_args = 0.., conflicts_with_all = ["json", "out", "line", "sample", "policy", "shake"])]
+    #[arg(long, value_name = "MORE.toml", num_args = 0.., conflicts_with_all = ["json", "record", "out", "line", "sample", "policy", "shake"])]
     pub mutate: Option<Vec<PathBuf>>,
     /// Write the record to FILE as JSON; `-` writes it to standard output in place of the report.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub thresholds: ThresholdArguments,
+    #[command(flatten)]
+    pub record: RecordArguments,
 }
 
 impl ProbeArguments {
-    fn settings(&self) -> Result<Settings, ProbeError> {
+    fn settings(&self) -> anyhow::Result<Settings> {
         let (mut file, mut launch) = (self.file.clone(), self.launch.clone());
         if launch.is_none() && file.as_ref().is_some_and(|file| file.extension().is_some_and(|end| end == "toml")) {
             (file, launch) = (None, file);
@@ -119,6 +125,7 @@ impl ProbeArguments {
             memory: self.memory,
             sample: self.sample,
             line: self.line.clone(),
+            thresholds: self.thresholds.thresholds.as_ref().map(|path| Thresholds::read(path)).transpose()?,
             ..Settings::default()
         };
         let mut settings = match launch {
@@ -139,12 +146,13 @@ pub fn run(arguments: &ProbeArguments) -> Result<(), Failure> {
     if let Some(more) = &arguments.mutate {
         return mutate(settings, more);
     }
+    let mut recorder = arguments.record.open()?;
     let progress = Progress::new("CTAs");
     progress.begin("probe");
     let show = |done, of| progress.show(done, of);
     // What a probe has to tell it tells at its end.
     NOTHING_FINISHED.store(true, Ordering::Relaxed);
-    let probed = probe(&settings, Watch { cancel: Some(&CANCEL), progress: Some(&show) });
+    let probed = probe(&settings, Watch { cancel: Some(&CANCEL), progress: Some(&show), ..Watch::default() });
     NOTHING_FINISHED.store(false, Ordering::Relaxed);
     progress.end();
     let probed = match probed {
@@ -160,6 +168,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<(), Failure> {
         let document = Document::new(vec![probed.record()]);
         output::write(path, &(serde_json::to_string_pretty(&document)? + "\n"))?;
     }
+    recorder.keep(&[probed.record()])?;
     verdict(&probed)
 }
 
@@ -174,7 +183,7 @@ fn mutate(settings: Settings, more: &[PathBuf]) -> Result<(), Failure> {
         let name = name.to_string_lossy().into_owned();
         progress.begin(&name);
         let show = |done, of| progress.show(done, of);
-        match mutate_probed(&settings, Watch { cancel: Some(&CANCEL), progress: Some(&show) }) {
+        match mutate_probed(&settings, Watch { cancel: Some(&CANCEL), progress: Some(&show), ..Watch::default() }) {
             Ok(mutated) => all.push((name, mutated)),
             Err(ProbeError::Cancelled) => return Err(Failure::Interrupted),
             Err(error) => return Err(anyhow::Error::from(error).context(name).into()),

@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use emulator::{Access, Counters, Level, Pipe};
 use lab::figures::{bytes, count, list, percent, time};
-use lab::probe::{Comparison, Counted, Explanation, Hazard, Line, Probed, policy_name};
+use lab::probe::{Comparison, Counted, Explanation, Hazard, Line, NoSass, Probed, policy_name};
+use lab::ptxas::ToolError;
 use lab::{Place, RegisterSource, Sources};
 
 use crate::prose::{self, Style, WIDTH, clip, paragraph, wrapped};
@@ -173,8 +174,11 @@ fn totals(out: &mut String, counted: &Counted, style: Style) {
         ),
     );
     let sass = match &counted.sass {
-        Some(sass) => format!("{} (sass)", count(sass.warp_instructions)),
-        None => "sass unknown without ptxas and nvdisasm".into(),
+        Ok(sass) => format!("{} (sass)", count(sass.warp_instructions)),
+        Err(NoSass::Tool(error)) if matches!(**error, ToolError::Missing { .. }) => {
+            "sass unknown without ptxas and nvdisasm".into()
+        }
+        Err(why) => format!("sass unknown: {}", why.to_string().lines().take(2).collect::<Vec<_>>().join(" ")),
     };
     paragraph(out, "  ", &format!("Warp instructions: {} (ptx), {sass}.", count(ptx.warp_instructions)));
     let traffic = counted.evidence.traffic();
@@ -208,7 +212,8 @@ fn totals(out: &mut String, counted: &Counted, style: Style) {
     shared_memory(out, "loads", &ptx, &merged);
     shared_memory(out, "stores", &ptx, &merged);
     shared_memory(out, "atomics", &ptx, &merged);
-    if let Some(differ) = counted.sass.as_ref().map(|sass| made_otherwise(sass, &merged)).filter(|all| !all.is_empty())
+    if let Some(differ) =
+        counted.sass.as_ref().ok().map(|sass| made_otherwise(sass, &merged)).filter(|all| !all.is_empty())
     {
         let text = format!("The machine code (sass) makes other numbers of {}.", differ.join(", "));
         paragraph(out, "  ", &text);
@@ -244,34 +249,43 @@ fn made_otherwise(sass: &Counters, merged: &Counters) -> Vec<String> {
 
 fn shared_memory(out: &mut String, what: &str, ptx: &Counters, merged: &Counters) {
     let of = |counters: &Counters| match what {
-        "loads" => {
-            (counters.shared_load_instructions, counters.shared_load_wavefronts, counters.shared_load_wavefronts_ideal)
-        }
+        "loads" => (
+            counters.shared_load_instructions + counters.ldmatrix_instructions,
+            counters.ldmatrix_instructions,
+            counters.shared_load_wavefronts,
+            counters.shared_load_wavefronts_ideal,
+        ),
         "stores" => (
-            counters.shared_store_instructions,
+            counters.shared_store_instructions + counters.stmatrix_instructions,
+            counters.stmatrix_instructions,
             counters.shared_store_wavefronts,
             counters.shared_store_wavefronts_ideal,
         ),
         _ => (
             counters.shared_atomic_instructions,
+            0,
             counters.shared_atomic_wavefronts,
             counters.shared_atomic_wavefronts_ideal,
         ),
     };
-    let (requests, wavefronts, ideal) = of(merged);
+    let (requests, matrices, wavefronts, ideal) = of(merged);
     if requests == 0 {
         return;
     }
+    let matrices = match matrices {
+        0 => String::new(),
+        matrices => format!(" ({} of matrices)", count(matrices)),
+    };
     let rate = (wavefronts - ideal) as f64 / wavefronts.max(1) as f64;
     paragraph(
         out,
         "  ",
         &format!(
-            "Shared {what}: {} requests take {} wavefronts (merged; as the PTX has them {} and {}), ideal {}: {} conflicts, {}.",
+            "Shared {what}: {} requests{matrices} take {} wavefronts (merged; as the PTX has them {} and {}), ideal {}: {} conflicts, {}.",
             count(requests),
             count(wavefronts),
             count(of(ptx).0),
-            count(of(ptx).1),
+            count(of(ptx).2),
             count(ideal),
             count(wavefronts - ideal),
             percent(rate),
@@ -361,7 +375,7 @@ fn explanation(out: &mut String, one: &Explanation) {
         &format!(
             "{} of {} bytes a lane: {} {unit}, ideal {}; {} executions run. {instructions}; {}{} distinct pattern{} of addresses, this \
              one of the first execution:",
-            capital(one.access),
+            capital(&one.access),
             one.bytes,
             one.cost,
             one.ideal,

@@ -3,36 +3,68 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use kernels::Outputs;
+use kernels::{Inputs, Outputs, Problem};
 use lab::Watch;
 use lab::tensor_file::{self, Layout};
 
-use crate::arguments::RunArguments;
+use crate::arguments::{Choice, RunArguments};
+use crate::device::Device;
 use crate::progress::Progress;
 use crate::{CANCEL, Failure, question};
 
 pub fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let files = Files::of(&arguments.output)?;
     files.check_inputs(arguments)?;
-    let device = arguments.device.open(&arguments.gpu)?;
+    let device = device(arguments)?;
     let inputs = question::tensors(&arguments.tensors)?.context("no input: give --input, or --q, --k and --v")?;
     let problem = question::of_tensors(&inputs, &arguments.mask)?;
-    let planner = arguments.tiles.planner(device.planner(), arguments.stratum, &problem)?;
-    let plan = planner.plan(&problem, &kernels::Layout::of(&problem, &inputs)?)?;
-
-    let outputs = if device.emulation().is_some() {
-        let progress = Progress::new("CTAs");
-        progress.begin(&plan.stratum().to_string());
-        let show = |done, of| progress.show(done, of);
-        let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show) };
-        let result = lab::execute::execute_plan(plan.kernels, &problem, &inputs, watch);
-        progress.end();
-        result.map_err(Failure::of_execution)?.outputs
+    let outputs = if device.is_cpu() {
+        on_cpu(&problem, &inputs)?
     } else {
-        device.stream()?.run(&plan, &inputs).map_err(|error| Failure::No(error.into()))?
+        let planner = arguments.tiles.planner(device.planner()?, arguments.stratum, &problem)?;
+        let plan = planner.plan(&problem, &kernels::Layout::of(&problem, &inputs)?)?;
+        match device.context() {
+            None => emulated(plan, &problem, &inputs)?,
+            Some(_) => device.stream()?.run(&plan, &inputs).map_err(|error| Failure::No(error.into()))?,
+        }
     };
     files.write(&outputs, arguments.tensors.layout)?;
     Ok(())
+}
+
+/// What is asked for, or what computes fastest here.
+fn device(arguments: &RunArguments) -> anyhow::Result<flashstrata::Device> {
+    let named = arguments.stratum != Choice::Auto || arguments.tiles.any();
+    match arguments.device {
+        Some(Device::Cpu) if named || arguments.gpu.is_some() => {
+            bail!("device is cpu, which has code of its own: --stratum, tiles and --gpu are for cuda and emulator")
+        }
+        None if !named && arguments.gpu.is_none() => Ok(flashstrata::Device::any()),
+        device => device.unwrap_or(Device::Emulator).open(arguments.gpu.as_deref().unwrap_or("RTX 2070")),
+    }
+}
+
+fn on_cpu(problem: &Problem, inputs: &Inputs) -> Result<Outputs, Failure> {
+    let progress = Progress::new("tiles");
+    progress.begin("cpu");
+    let show = |done, of| progress.show(done as u64, of as u64);
+    let options = cpu::Options { cancel: Some(&CANCEL), progress: Some(&show), ..cpu::Options::default() };
+    let result = cpu::compute(problem, inputs, options);
+    progress.end();
+    result.map_err(|error| match error {
+        cpu::ComputeError::Attention(cpu::Error::Cancelled) => Failure::Interrupted,
+        error => Failure::Input(error.into()),
+    })
+}
+
+fn emulated(plan: flashstrata::Plan, problem: &Problem, inputs: &Inputs) -> Result<Outputs, Failure> {
+    let progress = Progress::new("CTAs");
+    progress.begin(&plan.stratum().to_string());
+    let show = |done, of| progress.show(done, of);
+    let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show), ..Watch::default() };
+    let result = lab::execute::execute_plan(plan.kernels, problem, inputs, watch);
+    progress.end();
+    Ok(result.map_err(Failure::of_execution)?.outputs)
 }
 
 /// Where the results go.

@@ -110,18 +110,19 @@ fn on_the_gpu(
     options: &TuneOptions,
     records: &mut Vec<Record>,
 ) -> Result<(), Failure> {
-    if arguments.device == Device::Emulator {
+    let Device::Cuda(_) = arguments.device else {
         return Err(anyhow::anyhow!(
-            "device is emulator: tune takes time on a GPU, cuda or cuda:N; --gpu NAME lists what it would time"
+            "device is {}: tune takes time on a GPU, cuda or cuda:N; --gpu NAME lists what it would time",
+            arguments.device
         )
         .into());
-    }
+    };
     let cache = match &arguments.cache {
         Some(path) => path.clone(),
         None => cache::default_path()?,
     };
     let device = arguments.device.open("")?;
-    let planner = arguments.stratum.of(device.planner());
+    let planner = arguments.stratum.of(device.planner()?);
     for problem in problems {
         let found = candidates(&planner, problem, &Layout::contiguous(problem), options)?;
         let stream = device.stream()?;

@@ -15,13 +15,13 @@ use crate::{CANCEL, Failure, output};
 /// What is verified.
 #[derive(Debug, Args)]
 pub struct VerifyArguments {
-    /// What runs the kernels: emulator, cuda, or cuda:N for GPU N.
+    /// What computes: emulator, cpu, cuda, or cuda:N for GPU N.
     #[arg(long, default_value = "emulator")]
     pub device: Device,
     /// The GPU to emulate, by its name.
     #[arg(long, default_value = "RTX 2070")]
     pub gpu: String,
-    /// Which strata, separated by commas; all by default. auto is what the library picks for each call.
+    /// Which strata, separated by commas; all by default. auto is what the library picks for each call. (The CPU has none.)
     #[arg(long, alias = "strata", value_delimiter = ',', value_name = "LIST")]
     pub stratum: Vec<Choice>,
     /// Which cases, separated by commas: 1 to 15, and r0, r1, ... for random problems; all by default.
@@ -41,44 +41,52 @@ pub struct VerifyArguments {
 /// Runs the cases; one line per failure, and a summary.
 pub fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
     let device = arguments.device.open(&arguments.gpu)?;
-    let planner = device.planner();
+    if device.is_cpu() {
+        if let Some(stratum) = arguments.stratum.iter().find(|&&choice| choice != Choice::Auto) {
+            return Err(anyhow!("stratum is {stratum}: the CPU has code of its own, and no strata").into());
+        }
+        let options = cpu::Options { cancel: Some(&CANCEL), ..cpu::Options::default() };
+        let verify = |_: Choice, case, dtype| lab::verify::verify_cpu(case, dtype, arguments.seed, options);
+        return run(arguments, &[Choice::Auto], verify, || false);
+    }
+    let planner = device.planner()?;
+    let all = Stratum::ALL.map(Choice::Stratum);
+    let choices = if arguments.stratum.is_empty() { &all[..] } else { &arguments.stratum };
     match device.context() {
         None => {
-            let options = emulator::Options { cancel: Some(&CANCEL), ..emulator::Options::new(device.hardware().sm) };
+            let sm = planner.hardware().sm;
+            let options = emulator::Options { cancel: Some(&CANCEL), ..emulator::Options::new(sm) };
             let verify = |choice: Choice, case, dtype| {
                 // So few that CTAs which stay take several tiles.
                 let few = || emulator::Device { multiprocessors: Some(2), ..emulator::Device::new(options.clone()) };
                 let mut emulator = || Ok(few());
                 lab::verify(&choice.of(planner.clone()), case, dtype, arguments.seed, &mut emulator)
             };
-            run(arguments, verify, || false)
+            run(arguments, choices, verify, || false)
         }
         Some(context) => {
             let verify = |choice: Choice, case, dtype| {
                 lab::verify(&choice.of(planner.clone()), case, dtype, arguments.seed, &mut || context.stream())
             };
             // After a fault nothing more can be run in this process.
-            run(arguments, verify, || context.poisoned().is_some())
+            run(arguments, choices, verify, || context.poisoned().is_some())
         }
     }
 }
 
 fn run(
     arguments: &VerifyArguments,
+    choices: &[Choice],
     mut verify: impl FnMut(Choice, CaseId, Dtype) -> Result<Vec<Checked>, kernels::cases::CaseError>,
     is_spoiled: impl Fn() -> bool,
 ) -> Result<(), Failure> {
     let begin = Instant::now();
-    let choices = match arguments.stratum.is_empty() {
-        true => Stratum::ALL.map(Choice::Stratum).to_vec(),
-        false => arguments.stratum.clone(),
-    };
     let dtypes = if arguments.dtype.is_empty() { &Dtype::ALL[..] } else { &arguments.dtype };
     let cases = if arguments.case.is_empty() { CaseId::all(arguments.random) } else { arguments.case.clone() };
     let (mut passed, mut failed, mut not_covered) = (0, 0, 0);
     let (mut interrupted, mut spoiled) = (false, false);
     let mut coverage = Coverage::default();
-    'all: for &choice in &choices {
+    'all: for &choice in choices {
         for &dtype in dtypes {
             for &case in &cases {
                 let checked = verify(choice, case, dtype)?;

@@ -1052,6 +1052,16 @@ pub(crate) fn atomic_global(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, m
             Ok(())
         },
     )?;
+    if memory.lane_bytes() == 2 {
+        // A loop of compare and swap on the word around it, in which each round one lane of each word succeeds.
+        let word = |lane: usize| addresses[lane] / 4;
+        let sharing = |lane: usize| lanes_of(mask).filter(|&other| word(other) == word(lane)).count();
+        let rounds = lanes_of(mask).map(sharing).max().unwrap_or(0) as u64;
+        let counted =
+            crate::report::InstructionCounters { wavefronts: rounds, wavefronts_ideal: 1, ..Default::default() };
+        worker.ptx[memory.position] += counted;
+        worker.merged[memory.position] += counted;
+    }
     for (register, old) in memory.registers.iter().zip(old) {
         if let Some(register) = register {
             file.set(*register, old, mask);

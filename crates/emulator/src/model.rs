@@ -209,7 +209,7 @@ fn works<'a>(kernel: &'a Kernel, report: &'a Report, gpu: &'a Gpu) -> impl Itera
     kernel.instructions().zip(counted).map(move |(instruction, (merged, ptx))| {
         // The followers of a merged access are gone from the instruction stream.
         let executed = merged.executions.saturating_sub(ptx.requests.saturating_sub(merged.requests));
-        let mut work = Work { wavefronts: merged.wavefronts as f64, ..Work::default() };
+        let mut work = Work::default();
         work.mix.add(mix(instruction, gpu), executed as f64);
         if let Some(product) = TensorWork::of(instruction) {
             work.tensor = product.flops as f64 * (ptx.active_lanes / u64::from(WARP_THREADS)) as f64;
@@ -218,8 +218,12 @@ fn works<'a>(kernel: &'a Kernel, report: &'a Report, gpu: &'a Gpu) -> impl Itera
                 None => work.unrated = work.tensor > 0.0,
             }
         }
-        if Access::of(instruction).is_some_and(Access::is_global) {
+        let access = Access::of(instruction);
+        if access.is_some_and(Access::is_global) {
             work.sector_bytes = 32.0 * merged.sectors as f64;
+        }
+        if access != Some(Access::GlobalAtomic) {
+            work.wavefronts = merged.wavefronts as f64;
         }
         work
     })

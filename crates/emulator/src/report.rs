@@ -39,7 +39,8 @@ pub struct InstructionCounters {
     pub sectors: u64,
     /// The fewest sectors that many bytes could have taken, summed over requests.
     pub sectors_ideal: u64,
-    /// Passes through the shared-memory banks, summed over requests.
+    /// Passes through the shared-memory banks, summed over requests; of an atomic on 16 bits of global memory, rounds of the loop of
+    /// compare and swap that it becomes.
     pub wavefronts: u64,
     /// The passes that the access width alone demands.
     pub wavefronts_ideal: u64,
@@ -394,10 +395,10 @@ impl Counters {
                 self.global_store_sectors += counted.sectors;
             }
             Some(Access::GlobalAtomic) => {
-                self.global_atomic_requests += counted.requests;
+                self.global_atomic_requests += counted.requests.max(counted.wavefronts);
                 self.global_atomic_sectors += counted.sectors;
                 // There is none on 16 bits alone: it is a loop that reads a word, then compares and swaps it until nobody came between.
-                if instruction.ty().is_some_and(|ty| ty.bytes() == 2) {
+                if counted.wavefronts > 0 {
                     self.global_load_requests += counted.requests;
                     self.global_load_sectors += counted.sectors;
                 }

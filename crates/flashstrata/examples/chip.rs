@@ -39,15 +39,15 @@ const COMPARED: usize = 3;
 
 fn main() -> ExitCode {
     let (flags, given): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|word| word.starts_with("--"));
-    let device = Device::any();
-    println!("{}", device.hardware());
-    let own = match device.emulation() {
-        Some(emulation) => {
-            println!("emulated, slowly: {}", emulation.why());
-            TINY.as_slice()
+    let device = match Device::cuda(0) {
+        Ok(device) => device,
+        Err(why) => {
+            println!("emulated, slowly: {why}");
+            Device::emulated("RTX 2070").expect("a board of the table")
         }
-        None => PROBLEMS.as_slice(),
     };
+    println!("{device}");
+    let own = if device.context().is_some() { PROBLEMS.as_slice() } else { TINY.as_slice() };
     let problems = if given.is_empty() { own.iter().map(ToString::to_string).collect() } else { given };
     let mut wrong = 0;
     for text in problems {
@@ -66,13 +66,13 @@ fn show(device: &Device, text: &str, tuned: bool) -> Result<(), Box<dyn std::err
     let layout = Layout::contiguous(&problem);
     let stream = device.stream()?;
     let begin = Instant::now();
-    let planner = device.planner();
+    let planner = device.planner()?;
     let plan = planner.plan(&problem, &layout)?;
     let planned = begin.elapsed();
     print!("\n{plan}");
     compute(&stream, &plan, &inputs)?;
     println!("  planned in {planned:.1?}, first result after {:.1?}, both right", begin.elapsed());
-    if device.emulation().is_some() || !tuned {
+    if device.context().is_none() || !tuned {
         return Ok(());
     }
     let options = TuneOptions::default();
@@ -126,7 +126,7 @@ fn compute(stream: &Stream, plan: &Plan, inputs: &Inputs) -> Result<(), Box<dyn 
     stream.synchronize()?;
     let begin = Instant::now();
     const CALLS: u32 = 20;
-    let calls = if stream.device().emulation().is_some() { 1 } else { CALLS };
+    let calls = if stream.device().context().is_none() { 1 } else { CALLS };
     for _ in 0..calls {
         enqueue(true)?;
     }

@@ -1,6 +1,6 @@
-//! A plan whose kernels are compiled, and calls of it.
+//! What is ready to compute a problem, and calls of it.
 
-use kernels::Buffers;
+use kernels::{Buffers, Layout, Problem};
 use ptx::{Backend, Launch};
 
 use crate::device::{Device, Kind};
@@ -9,13 +9,20 @@ use crate::layout;
 use crate::planner::{Plan, WORKSPACE_ALIGNMENT};
 use crate::stream::{Backing, DeviceSlice, DeviceSliceMut, Inner, Stream, locked};
 
-/// A plan, compiled for a device: what is left of a call is its memory.
+/// A problem, ready to be computed on a device: what is left of a call is its memory.
 #[derive(Clone, Debug)]
 pub struct Attention {
     device: Device,
-    plan: Plan,
-    /// One for each launch; none on the emulator.
-    functions: Vec<cuda::Function>,
+    by: By,
+}
+
+/// What computes it.
+#[derive(Clone, Debug)]
+enum By {
+    /// Kernels, and what the driver's compiler made of each launch's; nothing on the emulator.
+    Kernels(Box<Plan>, Vec<cuda::Function>),
+    /// The processor.
+    Cpu(Box<Problem>, Layout),
 }
 
 impl Attention {
@@ -25,14 +32,54 @@ impl Attention {
             Kind::Cuda(context) => {
                 plan.launches().iter().map(|launch| context.function(&launch.kernel)).collect::<Result<_, _>>()?
             }
-            Kind::Emulated(_) => Vec::new(),
+            Kind::Cpu | Kind::Emulated(_) => Vec::new(),
         };
-        Ok(Attention { device, plan, functions })
+        Ok(Attention { device, by: By::Kernels(Box::new(plan), functions) })
     }
 
-    /// What was compiled.
-    pub fn plan(&self) -> &Plan {
-        &self.plan
+    pub(crate) fn on_cpu(device: Device, problem: &Problem, layout: &Layout) -> Result<Attention, Error> {
+        cpu::check(problem)?;
+        layout::check(problem, layout)?;
+        Ok(Attention { device, by: By::Cpu(Box::new(problem.clone()), *layout) })
+    }
+
+    /// Which kernels, with which tiles, and why; `None` on the processor.
+    pub fn plan(&self) -> Option<&Plan> {
+        match &self.by {
+            By::Kernels(plan, _) => Some(plan),
+            By::Cpu(..) => None,
+        }
+    }
+
+    /// What is computed.
+    pub fn problem(&self) -> &Problem {
+        match &self.by {
+            By::Kernels(plan, _) => &plan.problem,
+            By::Cpu(problem, _) => problem,
+        }
+    }
+
+    /// Where the tensors' elements are.
+    pub fn layout(&self) -> &Layout {
+        match &self.by {
+            By::Kernels(plan, _) => &plan.layout,
+            By::Cpu(_, layout) => layout,
+        }
+    }
+
+    /// Bytes from the first element of `out` to the end of its last.
+    pub fn out_bytes(&self) -> u64 {
+        layout::reach(self.problem(), self.layout(), "out") as u64
+    }
+
+    /// Bytes of `lse`: one f32 for each query and head, `[batch, heads_q, seqlen_q]` or packed `[heads_q, total_q]`.
+    pub fn lse_bytes(&self) -> u64 {
+        layout::lse_bytes(self.problem())
+    }
+
+    /// Bytes that a call needs beside its tensors and that the caller may bring: [`Plan::workspace_bytes`].
+    pub fn workspace_bytes(&self) -> u64 {
+        self.plan().map_or(0, Plan::workspace_bytes)
     }
 
     /// For what.
@@ -40,18 +87,21 @@ impl Attention {
         &self.device
     }
 
-    /// What the driver's compiler made of each launch's kernel; nothing on the emulator.
+    /// What the driver's compiler made of each launch's kernel; nothing where there is no GPU.
     pub fn functions(&self) -> &[cuda::Function] {
-        &self.functions
+        match &self.by {
+            By::Kernels(_, functions) => functions,
+            By::Cpu(..) => &[],
+        }
     }
 }
 
 /// Kernels are written for one architecture, and those of Hopper and later run on no other.
 pub(crate) fn check_architecture(plan: &Plan, device: &Device) -> Result<(), Error> {
-    if plan.hardware.sm == device.hardware().sm {
+    if device.hardware().is_some_and(|hardware| hardware.sm == plan.hardware.sm) {
         return Ok(());
     }
-    Err(Error::Architecture { planned: plan.hardware.to_string(), device: device.hardware().to_string() })
+    Err(Error::Architecture { planned: plan.hardware.to_string(), device: device.to_string() })
 }
 
 /// The memory of a call.
@@ -107,45 +157,47 @@ impl<'a> Operands<'a> {
     }
 
     /// Each piece of memory by name, with the bytes a plan needs and what must divide its address.
-    fn needs(&self, plan: &Plan) -> Vec<(&'static str, DeviceSlice<'a>, u64, u64)> {
-        let reach = |argument| layout::reach(&plan.problem, &plan.layout, argument) as u64;
-        let (element, out_element) = (plan.problem.dtype.bytes() as u64, plan.problem.dtype.out().bytes() as u64);
+    fn needs(&self, attention: &Attention) -> Vec<(&'static str, DeviceSlice<'a>, u64, u64)> {
+        let problem = attention.problem();
+        let reach = |argument| layout::reach(problem, attention.layout(), argument) as u64;
+        let (element, out_element) = (problem.dtype.bytes() as u64, problem.dtype.out().bytes() as u64);
         let mut needs = vec![
             ("q", self.q, reach("q"), element),
             ("k", self.k, reach("k"), element),
             ("v", self.v, reach("v"), element),
             ("out", self.out.slice, reach("out"), out_element),
-            ("lse", self.lse.slice, plan.lse_bytes(), 4),
+            ("lse", self.lse.slice, attention.lse_bytes(), 4),
         ];
         if let Some([q, k]) = self.cu_seqlens {
-            let bytes = 4 * (plan.problem.batch as u64 + 1);
+            let bytes = 4 * (problem.batch as u64 + 1);
             needs.extend([("cu_seqlens_q", q, bytes, 4), ("cu_seqlens_k", k, bytes, 4)]);
         }
-        if let (Some(slopes), Some(wanted)) = (self.alibi_slopes, &plan.problem.alibi_slopes) {
+        if let (Some(slopes), Some(wanted)) = (self.alibi_slopes, &problem.alibi_slopes) {
             needs.push(("alibi_slopes", slopes, 4 * wanted.len() as u64, 4));
         }
-        if let Some([q, k, v]) = self.descales.filter(|_| plan.problem.dtype.is_scaled()) {
-            let bytes = 4 * plan.problem.descale_shape().into_iter().product::<usize>() as u64;
+        if let Some([q, k, v]) = self.descales.filter(|_| problem.dtype.is_scaled()) {
+            let bytes = 4 * problem.descale_shape().into_iter().product::<usize>() as u64;
             needs.extend([("q_descale", q, bytes, 4), ("k_descale", k, bytes, 4), ("v_descale", v, bytes, 4)]);
         }
         if let Some(workspace) = &self.workspace {
-            needs.push(("workspace", workspace.slice, plan.workspace_bytes(), WORKSPACE_ALIGNMENT));
+            needs.push(("workspace", workspace.slice, attention.workspace_bytes(), WORKSPACE_ALIGNMENT));
         }
         needs
     }
 
     /// Refuses what a kernel would stumble over.
-    fn check(&self, stream: &Stream, plan: &Plan) -> Result<(), Error> {
-        if plan.problem.varlen.is_some() && self.cu_seqlens.is_none() {
+    fn check(&self, stream: &Stream, attention: &Attention) -> Result<(), Error> {
+        let problem = attention.problem();
+        if problem.varlen.is_some() && self.cu_seqlens.is_none() {
             return Err(Error::Missing { argument: "cu_seqlens_q" });
         }
-        if plan.problem.alibi_slopes.is_some() && self.alibi_slopes.is_none() {
+        if problem.alibi_slopes.is_some() && self.alibi_slopes.is_none() {
             return Err(Error::Missing { argument: "alibi_slopes" });
         }
-        if plan.problem.dtype.is_scaled() && self.descales.is_none() {
+        if problem.dtype.is_scaled() && self.descales.is_none() {
             return Err(Error::Missing { argument: "q_descale" });
         }
-        for (argument, slice, needed, alignment) in self.needs(plan) {
+        for (argument, slice, needed, alignment) in self.needs(attention) {
             let DeviceSlice { address, bytes: given, owner, .. } = slice;
             if owner.is_some_and(|owner| owner != stream.identity()) {
                 return Err(Error::OtherStream { argument });
@@ -175,12 +227,15 @@ impl<'a> Operands<'a> {
 }
 
 /// A call of which everything was checked.
-pub(crate) struct Ready<'p> {
-    launches: Vec<Launch<'p>>,
-    /// The same for the driver; none on the emulator.
-    prepared: Vec<cuda::Prepared>,
-    /// What of the caller's workspace must be zero.
-    zero: Option<(u64, u64)>,
+pub(crate) enum Ready<'p> {
+    Kernels {
+        launches: Vec<Launch<'p>>,
+        /// The same for the driver; none on the emulator.
+        prepared: Vec<cuda::Prepared>,
+        /// What of the caller's workspace must be zero.
+        zero: Option<(u64, u64)>,
+    },
+    Cpu(&'p Problem, &'p Layout, cpu::Memory),
 }
 
 /// Checks a call and makes its launches; nothing is started.
@@ -190,12 +245,25 @@ pub(crate) fn ready<'p>(
     attention: &'p Attention,
     operands: &Operands<'_>,
 ) -> Result<Ready<'p>, Error> {
-    let plan = attention.plan();
     if !attention.device.is(stream.device()) {
-        let (loaded, stream) = (attention.device.hardware().to_string(), stream.device().hardware().to_string());
+        let (loaded, stream) = (attention.device.to_string(), stream.device().to_string());
         return Err(Error::OtherDevice { loaded, stream });
     }
-    operands.check(stream, plan)?;
+    operands.check(stream, attention)?;
+    let (plan, functions) = match &attention.by {
+        By::Kernels(plan, functions) => (plan, functions),
+        By::Cpu(problem, layout) => {
+            let at = |slice: &DeviceSlice<'_>| slice.address as usize as *mut u8;
+            let memory = cpu::Memory {
+                q: at(&operands.q),
+                k: at(&operands.k),
+                v: at(&operands.v),
+                out: at(&operands.out.slice),
+                lse: at(&operands.lse.slice).cast(),
+            };
+            return Ok(Ready::Cpu(problem, layout, memory));
+        }
+    };
     let (workspaces, zero) = match &operands.workspace {
         Some(workspace) => {
             let address = workspace.slice.address;
@@ -224,16 +292,24 @@ pub(crate) fn ready<'p>(
     let prepared = match &inner.backing {
         Backing::Cuda(stream) => {
             let prepare = |(function, launch)| stream.prepare_compiled(cuda::Function::clone(function), launch);
-            attention.functions.iter().zip(&launches).map(prepare).collect::<Result<_, _>>()?
+            functions.iter().zip(&launches).map(prepare).collect::<Result<_, _>>()?
         }
-        Backing::Emulator(_) => Vec::new(),
+        Backing::Cpu(_) | Backing::Emulator(_) => Vec::new(),
     };
-    Ok(Ready { launches, prepared, zero })
+    Ok(Ready::Kernels { launches, prepared, zero })
 }
 
 /// Starts a call.
 pub(crate) fn start(inner: &mut Inner, ready: &Ready<'_>) -> Result<(), Error> {
-    let Ready { launches, prepared, zero } = ready;
+    let (launches, prepared, zero) = match ready {
+        Ready::Kernels { launches, prepared, zero } => (launches, prepared, zero),
+        Ready::Cpu(problem, layout, memory) => {
+            // SAFETY: `Operands::check` found each tensor as large and as aligned as it must be, in memory that is the call's:
+            // of this stream's buffers, or as whoever borrowed it vouches; `layout::check` that rows of `out` do not overlap.
+            unsafe { cpu::attention(problem, layout, *memory, cpu::Options::default())? };
+            return Ok(());
+        }
+    };
     match &mut inner.backing {
         Backing::Cuda(stream) => {
             if let Some((address, bytes)) = *zero {
@@ -242,6 +318,8 @@ pub(crate) fn start(inner: &mut Inner, ready: &Ready<'_>) -> Result<(), Error> {
             }
             prepared.iter().try_for_each(|launch| stream.enqueue(launch))?;
         }
+        // Kernels are loaded for no such device.
+        Backing::Cpu(_) => {}
         Backing::Emulator(device) => {
             if let Some((address, bytes)) = *zero {
                 device.write(address, &vec![0; bytes as usize])?;

@@ -119,11 +119,28 @@ pub enum Error {
         device: String,
     },
     /// Something that only a GPU has.
-    #[error("the device is the emulator: only a GPU has {what}")]
-    Emulated {
+    #[error("the device is no GPU: only a GPU has {what}")]
+    NoGpu {
         /// What was asked for.
         what: &'static str,
     },
+    /// Something that the processor does not have.
+    #[error("the device is the CPU: only a GPU, or the emulator, has {what}")]
+    Cpu {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// Memory that nothing allocated.
+    #[error("{bytes} bytes at {address:#x} are no memory of this stream")]
+    NoMemory {
+        /// Where.
+        address: u64,
+        /// How many.
+        bytes: u64,
+    },
+    /// The processor was stopped, or has no room.
+    #[error(transparent)]
+    OnCpu(#[from] cpu::Error),
     /// The GPU refused or failed.
     #[error(transparent)]
     Cuda(#[from] cuda::Error),
@@ -139,6 +156,16 @@ impl<E: Into<Error>> From<ComputeError<E>> for Error {
             ComputeError::Input(error) => error.into(),
             ComputeError::Tensor(error) => error.into(),
             ComputeError::Backend(error) => error.into(),
+        }
+    }
+}
+
+impl From<cpu::ComputeError> for Error {
+    fn from(error: cpu::ComputeError) -> Self {
+        match error {
+            cpu::ComputeError::Input(error) => error.into(),
+            cpu::ComputeError::Tensor(error) => error.into(),
+            cpu::ComputeError::Attention(error) => error.into(),
         }
     }
 }

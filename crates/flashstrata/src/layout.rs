@@ -164,6 +164,9 @@ pub(crate) fn check(problem: &Problem, layout: &Layout) -> Result<(), LayoutErro
             return Err(LayoutError::Size { argument, bytes });
         }
     }
+    if reach(problem, layout, "out") == 0 {
+        return Ok(());
+    }
     // Sorted by stride, each dimension must step over all of those within it: then no two rows share an element.
     let (out, row) = (layout.out, problem.head_dim_v);
     let mut steps = vec![("tokens", out.seq, tokens(problem, "out")), ("heads", out.head, problem.heads_q)];
@@ -193,6 +196,11 @@ fn tokens(problem: &Problem, argument: &str) -> usize {
         (_, Some(_)) => problem.total_k(),
         (_, None) => problem.seqlen_k,
     }
+}
+
+/// Bytes of `lse`.
+pub(crate) fn lse_bytes(problem: &Problem) -> u64 {
+    4 * problem.total_q() as u64 * problem.heads_q as u64
 }
 
 /// The bytes from a tensor's first element to the end of its last; 0 where it has none.
@@ -256,7 +264,9 @@ mod tests {
         let packed = ProblemSpec::packed(3, 4, vec![0, 2, 2, 7], vec![0, 1, 3, 4]).build().unwrap();
         let layout = Layout::contiguous(&packed);
         assert_eq!((reach(&packed, &layout, "q"), reach(&packed, &layout, "v")), (7 * 3 * 4 * 4, 4 * 3 * 4 * 4));
+        // Without queries no row can overlap another, whatever the strides.
         let empty = ProblemSpec::new(2, 4, 0, 16).build().unwrap();
         assert_eq!(reach(&empty, &Layout::contiguous(&empty), "k"), 0);
+        assert_eq!(check(&empty, &Layout::contiguous(&empty)), Ok(()));
     }
 }

@@ -1,5 +1,5 @@
 //! Attention on any NVIDIA GPU from Turing on, without a CUDA toolkit: one call picks the kernel generation and its tiles for the
-//! GPU at hand. Without a GPU the emulator computes the same, slowly.
+//! GPU at hand. Without a GPU the processor computes the same, on its vectors and matrix units.
 //!
 //! # From host memory to host memory
 //! ```
@@ -17,24 +17,25 @@
 //! Tensors are `[batch, seqlen, heads, head_dim]` and contiguous here; [`Stream::run`] takes host tensors of any strides.
 //!
 //! # On device memory, without waiting
-//! A [`Plan`] says what will run and what it needs; [`Device::load`] compiles it once; [`Stream::enqueue`] starts it.
+//! [`Device::prepare`] plans and compiles once; [`Stream::enqueue`] starts it.
 //! ```
-//! use flashstrata::{Device, Dtype, Operands, Problem};
+//! use flashstrata::{Device, Dtype, Layout, Operands, Problem};
 //! # use flashstrata::half::f16;
 //!
 //! let device = Device::any();
 //! let problem = Problem::builder(1, 4, 32, 16).heads_kv(2).dtype(Dtype::F16).build()?;
-//! let plan = device.plan(&problem)?;
-//! println!("{plan}");                                                  // generation, tiles, launches, and why not a newer one
-//! let attention = device.load(plan)?;
+//! let attention = device.prepare(&problem, &Layout::contiguous(&problem))?;
+//! if let Some(plan) = attention.plan() {
+//!     println!("{plan}");                                              // generation, tiles, launches, and why not a newer one
+//! }
 //!
 //! let stream = device.stream()?;                                       // or `unsafe { device.borrow_stream(cu_stream) }`
 //! let tokens = 32;
 //! let q = stream.upload(&vec![f16::ONE; tokens * 4 * 16])?;
 //! let k = stream.upload(&vec![f16::ONE; tokens * 2 * 16])?;
 //! let v = stream.upload(&vec![f16::ONE; tokens * 2 * 16])?;
-//! let mut out = stream.alloc(attention.plan().out_bytes())?;
-//! let mut lse = stream.alloc(attention.plan().lse_bytes())?;
+//! let mut out = stream.alloc(attention.out_bytes())?;
+//! let mut lse = stream.alloc(attention.lse_bytes())?;
 //! stream.enqueue(&attention, Operands::new(&q, &k, &v, &mut out, &mut lse))?;   // does not wait
 //! assert!(out.read::<f16>()?.iter().all(|&x| x == f16::ONE));                   // waits
 //! # Ok::<(), flashstrata::Error>(())
@@ -54,9 +55,9 @@
 //! ```
 //! use flashstrata::{Device, Tuning};
 //!
-//! let device = Device::any();
+//! let device = Device::emulated("H100")?;
 //! let tuned = Tuning::Cached.load()?;                                  // or `Tuning::File(path)`
-//! let planner = device.planner().tuned(tuned.table);
+//! let planner = device.planner()?.tuned(tuned.table);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -78,7 +79,7 @@ pub use kernels::{
 };
 
 pub use attention::{Attention, Operands};
-pub use device::{Device, Emulation};
+pub use device::Device;
 pub use error::Error;
 pub use hardware::Hardware;
 pub use layout::{LayoutError, View, layout};

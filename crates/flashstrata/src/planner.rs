@@ -362,7 +362,7 @@ impl Plan {
 
     /// Bytes of `lse`: one f32 for each query and head, `[batch, heads_q, seqlen_q]` or packed `[heads_q, total_q]`.
     pub fn lse_bytes(&self) -> u64 {
-        4 * self.problem.total_q() as u64 * self.problem.heads_q as u64
+        layout::lse_bytes(&self.problem)
     }
 
     /// What each launch takes of a multiprocessor.

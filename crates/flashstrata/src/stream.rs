@@ -1,13 +1,14 @@
 //! Streams, and memory on them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arch::Sm;
-use bytemuck::Pod;
+use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
-use kernels::{Dtype, Inputs, Outputs, Problem};
+use kernels::{Dtype, Inputs, Layout, Outputs, Problem};
 use ptx::{Backend, Launch};
 
 use crate::compute::compute;
@@ -19,7 +20,49 @@ use crate::{Operands, attention};
 /// What a stream's work runs on.
 pub(crate) enum Backing {
     Cuda(cuda::Stream),
+    Cpu(Heap),
     Emulator(emulator::Device<'static>),
+}
+
+/// Buffers in host memory, by their addresses.
+#[derive(Default)]
+pub(crate) struct Heap(BTreeMap<u64, HostBuffer>);
+
+struct HostBuffer {
+    blocks: Vec<Block>,
+    bytes: usize,
+}
+
+/// As aligned as memory of a GPU.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(256))]
+struct Block([u8; 256]);
+
+impl Heap {
+    fn alloc(&mut self, bytes: u64) -> Result<u64, Error> {
+        let length = usize::try_from(bytes).map_err(|_| Error::HostMemory { bytes })?;
+        // Of no bytes too, there is an address that is no other's.
+        let blocks = zeros(length.div_ceil(size_of::<Block>()).max(1))?;
+        let buffer = HostBuffer { blocks, bytes: length };
+        let address = buffer.blocks.as_ptr().addr() as u64;
+        self.0.insert(address, buffer);
+        Ok(address)
+    }
+
+    fn free(&mut self, address: u64) -> Result<(), Error> {
+        self.0.remove(&address).map(|_| ()).ok_or(Error::NoMemory { address, bytes: 0 })
+    }
+
+    /// The memory of a buffer.
+    fn slice(&mut self, address: u64, bytes: u64) -> Result<&mut [u8], Error> {
+        let buffer = self.0.range_mut(..=address).next_back();
+        let slice = buffer.and_then(|(&first, HostBuffer { blocks, bytes: length })| {
+            let start = usize::try_from(address - first).ok()?;
+            let end = start.checked_add(usize::try_from(bytes).ok()?)?;
+            bytemuck::cast_slice_mut(blocks)[..*length].get_mut(start..end)
+        });
+        slice.ok_or(Error::NoMemory { address, bytes })
+    }
 }
 
 impl Backend for Backing {
@@ -29,6 +72,8 @@ impl Backend for Backing {
     fn sm(&self) -> Sm {
         match self {
             Backing::Cuda(stream) => stream.sm(),
+            // No kernel is launched there.
+            Backing::Cpu(_) => Sm::Sm75,
             Backing::Emulator(device) => device.sm(),
         }
     }
@@ -36,6 +81,7 @@ impl Backend for Backing {
     fn multiprocessors(&self) -> Option<u32> {
         match self {
             Backing::Cuda(stream) => stream.multiprocessors(),
+            Backing::Cpu(_) => None,
             Backing::Emulator(device) => device.multiprocessors(),
         }
     }
@@ -43,6 +89,7 @@ impl Backend for Backing {
     fn alloc(&mut self, bytes: u64) -> Result<u64, Error> {
         Ok(match self {
             Backing::Cuda(stream) => stream.alloc(bytes)?,
+            Backing::Cpu(heap) => heap.alloc(bytes)?,
             Backing::Emulator(device) => device.alloc(bytes)?,
         })
     }
@@ -50,6 +97,7 @@ impl Backend for Backing {
     fn free(&mut self, address: u64) -> Result<(), Error> {
         match self {
             Backing::Cuda(stream) => stream.free(address)?,
+            Backing::Cpu(heap) => heap.free(address)?,
             Backing::Emulator(device) => device.free(address)?,
         }
         Ok(())
@@ -58,6 +106,7 @@ impl Backend for Backing {
     fn write(&mut self, address: u64, contents: &[u8]) -> Result<(), Error> {
         match self {
             Backing::Cuda(stream) => stream.write(address, contents)?,
+            Backing::Cpu(heap) => heap.slice(address, contents.len() as u64)?.copy_from_slice(contents),
             Backing::Emulator(device) => device.write(address, contents)?,
         }
         Ok(())
@@ -66,6 +115,7 @@ impl Backend for Backing {
     fn read(&mut self, address: u64, bytes: u64) -> Result<Vec<u8>, Error> {
         Ok(match self {
             Backing::Cuda(stream) => stream.read(address, bytes)?,
+            Backing::Cpu(heap) => heap.slice(address, bytes)?.to_vec(),
             Backing::Emulator(device) => device.read(address, bytes)?,
         })
     }
@@ -73,6 +123,7 @@ impl Backend for Backing {
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), Error> {
         match self {
             Backing::Cuda(stream) => stream.launch(launch).map(|_| ())?,
+            Backing::Cpu(_) => return Err(Error::Cpu { what: "kernels to launch" }),
             Backing::Emulator(device) => device.launch(launch).map(|_| ())?,
         }
         Ok(())
@@ -83,6 +134,7 @@ impl Backing {
     fn read_into(&mut self, address: u64, contents: &mut [u8]) -> Result<(), Error> {
         match self {
             Backing::Cuda(stream) => stream.read_into(address, contents)?,
+            Backing::Cpu(heap) => contents.copy_from_slice(heap.slice(address, contents.len() as u64)?),
             Backing::Emulator(device) => contents.copy_from_slice(&device.read(address, contents.len() as u64)?),
         }
         Ok(())
@@ -92,6 +144,7 @@ impl Backing {
     fn zero(&mut self, address: u64, bytes: u64) -> Result<(), Error> {
         match self {
             Backing::Cuda(stream) => stream.fill(address, bytes, 0)?,
+            Backing::Cpu(heap) => heap.slice(address, bytes)?.fill(0),
             Backing::Emulator(device) => device.write(address, &vec![0; bytes as usize])?,
         }
         Ok(())
@@ -150,7 +203,8 @@ pub(crate) fn locked(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
 
 /// Work in order, on one device, and memory that belongs to it. Clones are the same stream.
 ///
-/// On a GPU, [`Stream::enqueue`] returns at once and what reads memory back waits; the emulator computes at once. Two streams
+/// On a GPU, [`Stream::enqueue`] returns at once and what reads memory back waits; the processor and the emulator compute at
+/// once. Two streams
 /// run beside each other: buffers of the one cannot be given to the other, so that no safe program has a race.
 #[derive(Clone)]
 pub struct Stream {
@@ -160,7 +214,7 @@ pub struct Stream {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stream({})", self.device.hardware())
+        write!(f, "Stream({})", self.device)
     }
 }
 
@@ -227,7 +281,7 @@ impl Stream {
     pub fn synchronize(&self) -> Result<(), Error> {
         match &mut locked(&self.inner).backing {
             Backing::Cuda(stream) => Ok(stream.synchronize()?),
-            Backing::Emulator(_) => Ok(()),
+            Backing::Cpu(_) | Backing::Emulator(_) => Ok(()),
         }
     }
 
@@ -273,10 +327,20 @@ impl Stream {
                 return Err(Error::Length { argument, given, expected });
             }
         }
-        let attention = self.device.load(self.device.plan(problem)?)?;
+        let attention = self.device.prepare(problem, &Layout::contiguous(problem))?;
+        if self.device.is_cpu() {
+            // They are where the processor reads and writes them.
+            // SAFETY: the slices are borrowed until the call has returned, and the processor has then computed it.
+            let operands = unsafe {
+                let of = |slice: &[T]| DeviceSlice::borrow(slice.as_ptr().addr() as u64, size_of_val(slice) as u64);
+                let out = DeviceSliceMut::borrow(out.as_mut_ptr().addr() as u64, size_of_val(out) as u64);
+                let lse = DeviceSliceMut::borrow(lse.as_mut_ptr().addr() as u64, size_of_val(lse) as u64);
+                Operands::new(of(q), of(k), of(v), out, lse)
+            };
+            return self.enqueue(&attention, operands);
+        }
         let (q, k, v) = (self.upload(q)?, self.upload(k)?, self.upload(v)?);
-        let plan = attention.plan();
-        let (mut device_out, mut device_lse) = (self.alloc(plan.out_bytes())?, self.alloc(plan.lse_bytes())?);
+        let (mut device_out, mut device_lse) = (self.alloc(attention.out_bytes())?, self.alloc(attention.lse_bytes())?);
         let offsets = match &problem.varlen {
             Some(varlen) => Some((self.upload(&varlen.cu_seqlens_q)?, self.upload(&varlen.cu_seqlens_k)?)),
             None => None,

@@ -29,7 +29,7 @@ fn through_device_memory(stream: &Stream, planner: &Planner, problem: &Problem) 
     let inputs = Inputs::randn(problem, 5).unwrap();
     let plan = planner.plan(problem, &Layout::contiguous(problem)).unwrap();
     let attention = stream.device().load(plan).unwrap();
-    let plan = attention.plan();
+    let plan = attention.plan().unwrap();
     let upload = |tensor: &Tensor| stream.upload(&tensor.to_bytes().unwrap()).unwrap();
     let (q, k, v) = (upload(&inputs.q), upload(&inputs.k), upload(&inputs.v));
     let cu_seqlens = problem
@@ -68,11 +68,11 @@ fn calls_on_device_memory_are_right_and_reuse_workspaces() {
         (ProblemSpec { seqlen_q: 3, ..ProblemSpec::new(1, 4, 100, 24) }.heads_kv(2), Stratum::V2),
     ] {
         let problem = spec.build().unwrap();
-        assert_eq!(through_device_memory(&stream, &turing.planner(), &problem), stratum);
+        assert_eq!(through_device_memory(&stream, &turing.planner().unwrap(), &problem), stratum);
     }
     let problem = ProblemSpec::new(1, 1, 40, 16).build().unwrap();
     for stratum in Stratum::ON_CUDA_CORES {
-        assert_eq!(through_device_memory(&stream, &turing.planner().stratum(stratum), &problem), stratum);
+        assert_eq!(through_device_memory(&stream, &turing.planner().unwrap().stratum(stratum), &problem), stratum);
     }
 }
 
@@ -85,7 +85,7 @@ fn hopper_finds_its_counter_zeroed() {
         ProblemSpec::packed(2, 32, vec![0, 70, 70, 90], vec![0, 10, 20, 120]).dtype(Dtype::F16),
     ] {
         let problem = spec.build().unwrap();
-        assert_eq!(through_device_memory(&stream, &hopper.planner(), &problem), Stratum::V3);
+        assert_eq!(through_device_memory(&stream, &hopper.planner().unwrap(), &problem), Stratum::V3);
     }
 }
 
@@ -110,7 +110,7 @@ fn host_slices_of_every_type_and_host_tensors_of_any_strides() {
     let by_head = k.transpose(1, 2).unwrap().contiguous().unwrap().transpose(1, 2).unwrap();
     let inputs = Inputs { q, k: by_head, v, descales };
     let layout = Layout::of(&problem, &inputs).unwrap();
-    let plan = stream.device().planner().plan(&problem, &layout).unwrap();
+    let plan = stream.device().planner().unwrap().plan(&problem, &layout).unwrap();
     assert_right(&problem, &inputs, &stream.run(&plan, &inputs).unwrap());
 }
 
@@ -173,10 +173,10 @@ fn bad_input_is_named_and_nothing_is_written() {
     say("another type", stream.attention(&problem, &half, &half, &half).unwrap_err());
     let window = spec().mask(flashstrata::Mask::window(3, 1)).build().unwrap();
     say("what no stratum covers here", stream.attention(&window, &q, &q, &q).unwrap_err());
-    let planner = device.planner().stratum(Stratum::V3);
+    let planner = device.planner().unwrap().stratum(Stratum::V3);
     let v3 = planner.plan(&problem, &Layout::contiguous(&problem)).unwrap_err();
     say("a stratum that the GPU has not", v3.into());
-    let tiles = device.planner().stratum(Stratum::V2).tiles(Tiles { block_q: 33, block_kv: 32, threads: 128 });
+    let tiles = device.planner().unwrap().stratum(Stratum::V2).tiles(Tiles { block_q: 33, block_kv: 32, threads: 128 });
     say("tiles that cannot be", tiles.plan(&problem, &Layout::contiguous(&problem)).unwrap_err().into());
     assert!(out.iter().chain(&lse).all(|x| x.is_nan()));
 
@@ -188,11 +188,11 @@ fn bad_input_is_named_and_nothing_is_written() {
     let turned = Tensor::randn(Dtype::F32, &[2, 8, 16, 2], 1).unwrap().transpose(2, 3).unwrap();
     say("a last dimension with gaps", stream.run(&plan, &with(&tq, &turned, &tv)).unwrap_err());
     let packed = ProblemSpec::packed(2, 16, vec![0, 5], vec![0, 5]).build().unwrap();
-    let packed_plan = device.planner().stratum(Stratum::V2).plan(&packed, &Layout::contiguous(&packed));
+    let packed_plan = device.planner().unwrap().stratum(Stratum::V2).plan(&packed, &Layout::contiguous(&packed));
     say("a packed batch on a stratum without", packed_plan.unwrap_err().into());
 
     // Device memory.
-    let planner = device.planner().stratum(Stratum::V2Kt);
+    let planner = device.planner().unwrap().stratum(Stratum::V2Kt);
     let attention = device.load(planner.plan(&problem, &Layout::contiguous(&problem)).unwrap()).unwrap();
     let (dq, dk) = (stream.upload(&q).unwrap(), stream.upload(&k).unwrap());
     let mut dout = stream.upload(&out).unwrap();
@@ -217,7 +217,7 @@ fn bad_input_is_named_and_nothing_is_written() {
     let operands = Operands::new(&dq, &dk, &dk, &mut dout, &mut dlse);
     say("kernels of another device", stream.enqueue(&loaded, operands).unwrap_err());
     let hopper = Device::emulated("H100").unwrap();
-    say("a plan for another architecture", hopper.load(attention.plan().clone()).unwrap_err());
+    say("a plan for another architecture", hopper.load(attention.plan().unwrap().clone()).unwrap_err());
     // SAFETY: the emulator refuses before it looks at the stream.
     say("a raw stream of the emulator", unsafe { device.borrow_stream(std::ptr::null_mut()) }.unwrap_err());
     say("more memory than there is", stream.alloc(1 << 62).unwrap_err());
@@ -233,19 +233,18 @@ fn bad_input_is_named_and_nothing_is_written() {
     insta::with_settings!({ filters => filters }, { insta::assert_snapshot!(said.join("\n")) });
 }
 
-/// On a machine without a GPU this is the emulator, and says so; with one, it is that.
+/// On a machine without a GPU this is the processor; with one, it is that.
 #[test]
 fn a_device_says_what_it_is() {
     let any = Device::any();
-    match any.emulation() {
-        Some(emulation) => {
-            assert!(emulation.instead_of.is_some() && !emulation.why().is_empty());
-            assert!(any.context().is_none() && Device::all().is_empty());
-            assert!(Device::cuda(0).is_err());
-        }
-        None => assert!(any.context().is_some() && !Device::all().is_empty()),
+    if any.is_cpu() {
+        assert!(any.context().is_none() && any.hardware().is_none() && Device::all().is_empty());
+        assert!(Device::cuda(0).is_err() && any.to_string().starts_with("CPU ("));
+    } else {
+        assert!(any.context().is_some() && !Device::all().is_empty());
     }
-    assert!(device("T4").emulation().is_some_and(|emulation| emulation.instead_of.is_none()));
+    assert_eq!(device("T4").emulated_gpu().unwrap().name, "T4");
+    assert!(any.emulated_gpu().is_none() && device("T4").to_string().ends_with("(emulated)"));
     assert!(Device::emulated("T5").unwrap_err().to_string().contains("nearest"));
 }
 
@@ -258,4 +257,45 @@ fn streams_can_be_shared_and_sent() {
     is::<flashstrata::DeviceBuffer>();
     is::<flashstrata::Attention>();
     is::<Planner>();
+}
+
+/// The processor takes the same calls: host slices, its own buffers, somebody else's memory, host tensors of any strides.
+#[test]
+fn the_processor_takes_every_kind_of_call() {
+    let device = Device::cpu();
+    let stream = device.stream().unwrap();
+    let problem: Problem = "2x4/2x30/50x24 causal".parse().unwrap();
+    let inputs = Inputs::randn(&problem, 5).unwrap();
+    let outputs = device.compute(&problem, &inputs).unwrap();
+    assert_right(&problem, &inputs, &outputs);
+    let floats = |tensor: &Tensor| -> Vec<f32> { tensor.to_f64().into_iter().map(|x| x as f32).collect() };
+    let (q, k, v) = (floats(&inputs.q), floats(&inputs.k), floats(&inputs.v));
+    let host = stream.attention(&problem, &q, &k, &v).unwrap();
+    assert_eq!((&host.out, &host.lse), (&floats(&outputs.out), &floats(&outputs.lse)));
+
+    let attention = device.prepare(&problem, &Layout::contiguous(&problem)).unwrap();
+    assert!(attention.plan().is_none() && attention.workspace_bytes() == 0);
+    let (dq, dk, dv) = (stream.upload(&q).unwrap(), stream.upload(&k).unwrap(), stream.upload(&v).unwrap());
+    let mut out = stream.upload(&vec![f32::NAN; host.out.len()]).unwrap();
+    let mut lse = stream.upload(&vec![f32::NAN; host.lse.len()]).unwrap();
+    stream.enqueue(&attention, Operands::new(&dq, &dk, &dv, &mut out, &mut lse)).unwrap();
+    assert_eq!((out.read::<f32>().unwrap(), lse.read::<f32>().unwrap()), (host.out.clone(), host.lse.clone()));
+
+    // SAFETY: `q` lives until the call has returned.
+    let borrowed = unsafe { DeviceSlice::borrow(q.as_ptr() as u64, size_of_val(&q[..]) as u64) };
+    stream.enqueue(&attention, Operands::new(borrowed, &dk, &dv, &mut out, &mut lse)).unwrap();
+    assert_eq!(out.read::<f32>().unwrap(), host.out);
+    // A buffer that is too small, and things that only a GPU has.
+    let short = stream.alloc(8).unwrap();
+    let refused = stream.enqueue(&attention, Operands::new(&short, &dk, &dv, &mut out, &mut lse));
+    assert!(matches!(refused, Err(Error::Bytes { argument: "q", given: 8, .. })));
+    assert!(matches!(device.plan(&problem), Err(Error::Cpu { .. })));
+    assert!(matches!(device.planner(), Err(Error::Cpu { .. })));
+    // SAFETY: no stream is made of it.
+    assert!(matches!(unsafe { device.borrow_stream(std::ptr::null_mut()) }, Err(Error::NoGpu { .. })));
+    let emulated = Device::emulated("T4").unwrap();
+    let loaded = emulated.load(emulated.plan(&problem).unwrap()).unwrap();
+    let elsewhere = stream.enqueue(&loaded, Operands::new(&dq, &dk, &dv, &mut out, &mut lse));
+    assert!(matches!(elsewhere, Err(Error::OtherDevice { .. })));
+    assert!(matches!(device.load(loaded.plan().unwrap().clone()), Err(Error::Architecture { .. })));
 }

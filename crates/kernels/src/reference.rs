@@ -18,7 +18,16 @@ pub struct HeadOutput {
     pub out: Vec<f64>,
     /// `[seqlen_q]`, natural logarithm; `-inf` where a query sees no key.
     pub lse: Vec<f64>,
+    /// By how much `lse` may be off beyond what the tolerance allows of any type: on 8-bit inputs [`LOST_OF_PRODUCTS`], a row
+    /// after the other; empty on others.
+    pub lse_lost: Vec<f64>,
 }
+
+/// What matrix units may lose of 8-bit products, as a share of the sum of their magnitudes: in a sum of 32 products and of what
+/// came before, each is cut at 2^-13 of the largest one's power of two (DeepSeek-V3 Technical Report, section 3.3.2; a chip's
+/// results in `docs/lab-notes/v3.md`). The scores of the keys that a row sees have no more than this of the largest such sum
+/// among them, and then neither has their `lse`.
+pub const LOST_OF_PRODUCTS: f64 = 1.0 / 4096.0;
 
 /// Attention in f64, of every head: batch entries in order, heads within.
 ///
@@ -37,7 +46,19 @@ pub fn reference_heads(
     inputs: &Inputs,
     heads: &[(usize, usize)],
 ) -> Result<Vec<HeadOutput>, InputError> {
-    compute(problem, inputs, heads, exact_row)
+    let mut outputs = compute(problem, inputs, heads, exact_row)?;
+    if problem.dtype.is_scaled() {
+        for output in &mut outputs {
+            let head = Head::<f64>::gather(problem, inputs, output.entry, output.head).magnitudes();
+            let lost = |i, products: &mut Vec<f64>| {
+                head.dot(i, &problem.seen_keys(output.entry, i), products);
+                LOST_OF_PRODUCTS * problem.scale() * products.iter().copied().fold(0.0, f64::max)
+            };
+            output.lse_lost =
+                (0..head.seqlen_q).into_par_iter().map_init(Vec::new, |products, i| lost(i, products)).collect();
+        }
+    }
+    Ok(outputs)
 }
 
 /// The plain algorithm in the input type: scores and probabilities are written out, rounded to it, and sums are
@@ -126,6 +147,14 @@ impl<T: Element> Head<T> {
     }
 }
 
+impl Head<f64> {
+    /// Of the elements, how large they are.
+    fn magnitudes(mut self) -> Self {
+        self.q.iter_mut().chain(&mut self.keys).for_each(|element| *element = element.abs());
+        self
+    }
+}
+
 trait Element: Copy + Send + Sync + Add<Output = Self> + Mul<Output = Self> {
     fn of(value: f64) -> Self;
 }
@@ -177,7 +206,7 @@ fn compute<T: Element>(
             row(problem, &inputs, i, problem.seen_keys(entry, i), scratch, out)
         });
         let lse = lse.collect();
-        HeadOutput { entry, head, out, lse }
+        HeadOutput { entry, head, out, lse, lse_lost: Vec::new() }
     };
     Ok(heads.par_iter().map(one).collect())
 }
@@ -301,7 +330,7 @@ mod tests {
             }
             lse.push(if scores.is_empty() { f64::NEG_INFINITY } else { maximum + sum.ln() });
         }
-        HeadOutput { entry, head, out, lse }
+        HeadOutput { entry, head, out, lse, lse_lost: Vec::new() }
     }
 
     fn close(a: &[f64], b: &[f64], allowed: f64) -> bool {

@@ -748,7 +748,7 @@ impl Outputs {
             None => (self.out.select(0, entry)?.select(1, head)?, self.lse.select(0, entry)?.select(0, head)?),
         };
         let rows = |tensor: Tensor| Ok::<_, TensorError>(tensor.narrow(0, queries.start, queries.len())?.to_f64());
-        Ok(HeadOutput { entry, head, out: rows(out)?, lse: rows(lse)? })
+        Ok(HeadOutput { entry, head, out: rows(out)?, lse: rows(lse)?, lse_lost: Vec::new() })
     }
 
     /// Every head of the outputs: batch entries in order, heads within.
@@ -767,7 +767,7 @@ impl Outputs {
         let (heads_q, dim) = (problem.heads_q, problem.head_dim_v);
         let mut out = vec![f64::NAN; problem.total_q() * heads_q * dim];
         let mut lse = vec![f64::NAN; problem.total_q() * heads_q];
-        for HeadOutput { entry, head, out: rows, lse: row_lse } in heads {
+        for HeadOutput { entry, head, out: rows, lse: row_lse, .. } in heads {
             problem.check_head(*entry, *head)?;
             let queries = problem.tokens(*entry).0;
             let expected = vec![queries.len(), dim];

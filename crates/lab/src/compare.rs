@@ -1,4 +1,6 @@
-//! What one stratum's counters say against another's, on the same problem and GPU.
+//! What one stratum's counters say against another's, on the same problem and GPU, and one record's against another's of its key.
+
+use std::collections::BTreeSet;
 
 use emulator::Level;
 use thiserror::Error;
@@ -6,6 +8,7 @@ use thiserror::Error;
 use crate::evidence::Evidence;
 use crate::figures::{bytes, count, list, percent, time, times};
 use crate::findings::Finding;
+use crate::key::{AnyRecord, Differing, Figure};
 
 /// A name, its value before and after, and how it is written.
 type Measure = (&'static str, u64, u64, fn(u64) -> String);
@@ -13,15 +16,64 @@ type Measure = (&'static str, u64, u64, fn(u64) -> String);
 /// Ratios nearer to 1 than this are not spoken of.
 const SPOKEN: f64 = 1.1;
 
-/// Two pieces of evidence that must not be put in one ratio.
+/// Two pieces of evidence, or records, that must not be put in one ratio.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{before} and {after} are incomparable: {field} differs ({of_before}; {of_after})")]
+#[error("{before} and {after} are incomparable: {}", list(differing))]
 pub struct Incomparable {
     before: String,
     after: String,
-    field: &'static str,
-    of_before: String,
-    of_after: String,
+    /// Why.
+    pub differing: Vec<Differing>,
+}
+
+/// One figure of two records.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compared {
+    /// Its name.
+    pub name: String,
+    /// In the first; `None` where it has none.
+    pub before: Option<Figure>,
+    /// In the second.
+    pub after: Option<Figure>,
+}
+
+impl Compared {
+    /// `after / before - 1`; `None` where one is missing, or the first is zero and the second is not.
+    pub fn change(&self) -> Option<f64> {
+        match (self.before?.value, self.after?.value) {
+            (before, after) if before == after => Some(0.0),
+            (0.0, _) => None,
+            (before, after) => Some(after / before - 1.0),
+        }
+    }
+}
+
+/// Every figure of two records of one key, by name; those that are zero in both are left out.
+///
+/// # Errors
+/// When the keys differ.
+pub fn compare(before: &AnyRecord, after: &AnyRecord) -> Result<Vec<Compared>, Incomparable> {
+    let differing = before.key.differing(&after.key);
+    if !differing.is_empty() {
+        let (before, after) = (before.key.subject.clone(), after.key.subject.clone());
+        return Err(Incomparable { before, after, differing });
+    }
+    let (old, new) = (before.figures(), after.figures());
+    let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    let compared = names.into_iter().map(|name| Compared {
+        name: name.clone(),
+        before: old.get(name).copied(),
+        after: new.get(name).copied(),
+    });
+    let zero = |figure: Option<Figure>| figure.is_none_or(|figure| figure.value == 0.0);
+    Ok(compared.filter(|one| !(zero(one.before) && zero(one.after))).collect())
+}
+
+/// The ids of findings that only the first has, and that only the second has.
+pub fn moved_findings(before: &[Finding], after: &[Finding]) -> (Vec<String>, Vec<String>) {
+    let ids = |findings: &[Finding]| findings.iter().map(|finding| finding.id.clone()).collect::<BTreeSet<_>>();
+    let (before, after) = (ids(before), ids(after));
+    (before.difference(&after).cloned().collect(), after.difference(&before).cloned().collect())
 }
 
 /// What `after` changed with respect to `before`, in sentences; findings are those of each.
@@ -36,9 +88,12 @@ pub fn transition(
         ("the problem", problem(before), problem(after)),
         ("the GPU", before.gpu.name.to_string(), after.gpu.name.to_string()),
     ];
-    if let Some((field, of_before, of_after)) = keys.into_iter().find(|(_, a, b)| a != b) {
+    let differing = keys.into_iter().filter(|(_, before, after)| before != after);
+    let differing: Vec<Differing> =
+        differing.map(|(field, before, after)| Differing { field: field.into(), before, after }).collect();
+    if !differing.is_empty() {
         let (before, after) = (before.stratum.clone(), after.stratum.clone());
-        return Err(Incomparable { before, after, field, of_before, of_after });
+        return Err(Incomparable { before, after, differing });
     }
 
     let mut said = vec![time_change(before, after)];
@@ -85,8 +140,9 @@ pub fn transition(
             said.push(format!("The limiter moves from {} to {}.", old.model.limiter, new.model.limiter));
         }
     }
-    said.extend(moved("Gone", of_before, of_after));
-    said.extend(moved("New", of_after, of_before));
+    let (gone, new) = moved_findings(of_before, of_after);
+    said.extend(moved("Gone", &gone));
+    said.extend(moved("New", &new));
     Ok(said)
 }
 
@@ -149,13 +205,7 @@ fn change(name: &str, old: u64, new: u64, unit: fn(u64) -> String) -> Option<Str
     }
 }
 
-fn moved(how: &str, here: &[Finding], there: &[Finding]) -> Option<String> {
-    let mut ids: Vec<&str> = Vec::new();
-    for finding in here {
-        if !ids.contains(&finding.id.as_str()) && there.iter().all(|other| other.id != finding.id) {
-            ids.push(&finding.id);
-        }
-    }
+fn moved(how: &str, ids: &[String]) -> Option<String> {
     (!ids.is_empty()).then(|| format!("{how}: {}.", list(ids)))
 }
 

@@ -3,7 +3,7 @@
 use arch::{Gpu, OccupancyError, Target};
 use cuda::{Stream, TimingOptions};
 use kernels::reference::{all_heads, plain_heads, reference_heads};
-use kernels::{HeadOutput, InputError, Layout, Problem, Stratum, Tiles, Verdict, check};
+use kernels::{HeadOutput, InputError, Inputs, Layout, Problem, ProblemSpec, Stratum, Tiles, Verdict, check};
 use ptx::Backend;
 use rayon::prelude::*;
 use thiserror::Error;
@@ -11,10 +11,13 @@ use thiserror::Error;
 use crate::bench::{BenchError, Measured, bench, input_sets};
 use crate::evidence::{Evidence, LaunchEvidence};
 use crate::execute::{ExecuteError, Execution, Watch, execute};
-use crate::findings::findings;
+use crate::findings::{Finding, findings};
+use crate::probe::{Explanation, explain, shared_at};
 use crate::record::{Accuracy, Record, TileRecord};
 use crate::registers::registers;
 use crate::sample::{Sample, SampleError, Source};
+use crate::source::Sources;
+use crate::thresholds::Thresholds;
 use flashstrata::compute::{ComputeError, compute};
 
 /// KV heads that are run in place of all.
@@ -67,6 +70,7 @@ pub struct Digger {
     sample: Sample,
     reference: Vec<HeadOutput>,
     plain: Vec<HeadOutput>,
+    thresholds: Thresholds,
 }
 
 impl Digger {
@@ -103,7 +107,13 @@ impl Digger {
             reference.extend(reference_heads(&sample.problem, &sample.inputs, heads)?);
             plain.extend(plain_heads(&sample.problem, &sample.inputs, heads)?);
         }
-        Ok(Self { problem, gpu, seed, sample, reference, plain })
+        Ok(Self { problem, gpu, seed, sample, reference, plain, thresholds: Thresholds::default() })
+    }
+
+    /// Where findings begin.
+    #[must_use]
+    pub fn thresholds(self, thresholds: Thresholds) -> Self {
+        Self { thresholds, ..self }
     }
 
     /// Runs a stratum and explains it.
@@ -141,11 +151,48 @@ impl Digger {
             lse_error: Some(verdict.max_lse_error).filter(|error| error.is_finite()),
             correct: verdict.passed(),
         };
-        let found = findings(&evidence);
+        let found = findings(&evidence, &self.thresholds);
+        let explanations = self.picture(stratum, tiles, &evidence, &found, watch);
         let tiles = TileRecord { block_q: tiles.block_q, block_kv: tiles.block_kv, threads: tiles.threads };
-        let record =
+        let mut record =
             Record::of_emulator(&evidence, &self.problem, tiles, self.seed, sample.sampling.clone(), accuracy, found);
+        record.explanations = explanations;
         Ok(Dug { evidence, record, wrong: verdict.wrong.map(|wrong| wrong.to_string()), measured: None })
+    }
+
+    /// The accesses of the line that causes most bank conflicts, of one head of two tiles: lane by lane, they are those of all. None
+    /// where nothing conflicts, or the kernel does not run on so small a problem.
+    fn picture(
+        &self,
+        stratum: Stratum,
+        tiles: Tiles,
+        evidence: &Evidence,
+        found: &[Finding],
+        watch: Watch<'_>,
+    ) -> Vec<Explanation> {
+        let place = found.iter().find(|finding| finding.id.starts_with("bank-conflicts")).and_then(Finding::place);
+        let launches = || evidence.launches.iter().enumerate();
+        let at = place.and_then(|place| {
+            let positions = launches().map(|(index, launch)| (index, shared_at(&launch.kernel, &place)));
+            positions.into_iter().find(|(_, positions)| !positions.is_empty())
+        });
+        let Some((index, positions)) = at else { return Vec::new() };
+        let mut spec: ProblemSpec = (*self.problem).clone();
+        let rows = 2 * tiles.block_q.max(tiles.block_kv) as usize;
+        (spec.batch, spec.heads_q, spec.heads_kv) = (1, 1, 1);
+        (spec.seqlen_q, spec.seqlen_k) = (spec.seqlen_q.min(rows), spec.seqlen_k.min(rows));
+        let watch = Watch { cancel: watch.cancel, progress: None, instructions: &positions };
+        let run = || {
+            let problem = spec.build().ok()?;
+            let inputs = Inputs::randn(&problem, 0).ok()?;
+            let mut launches = execute(stratum, tiles, &problem, &inputs, self.gpu.sm, watch).ok()?.launches;
+            let of_all = &evidence.launches[index];
+            let small = (index < launches.len()).then(|| launches.swap_remove(index))?;
+            let same = small.kernel.instructions().count() == of_all.kernel.instructions().count();
+            let launch = LaunchEvidence { kernel: small.kernel, report: small.report, ..of_all.clone() };
+            same.then(|| explain(&launch, self.gpu, &mut Sources::new()))
+        };
+        run().unwrap_or_default()
     }
 
     /// Runs a stratum on any backend and compares what it computes with the reference.

@@ -8,7 +8,8 @@ use kernels::Problem;
 use ptx::{Instruction, Kernel};
 use serde::{Deserialize, Serialize};
 
-use crate::registers::Registers;
+use crate::ptxas::Tool;
+use crate::registers::{RegisterSource, Registers};
 
 /// One launch of a stratum: the kernel, what it counted, and what follows from that on the GPU.
 #[derive(Clone, Debug)]
@@ -189,6 +190,13 @@ impl Evidence {
                 DramBytes { read: traffic.unique_read, written: traffic.unique_written }
             }
         }
+    }
+
+    /// The foreign tools that had a part in it, with their versions.
+    pub fn tools(&self) -> BTreeMap<String, String> {
+        let asked = self.launches.iter().any(|launch| launch.registers.source == RegisterSource::Ptxas);
+        let version = asked.then(|| Tool::Ptxas.version()).flatten();
+        version.map(|version| ("ptxas".into(), version.into())).into_iter().collect()
     }
 
     /// Totals per source line at a level, by file and line.

@@ -18,6 +18,8 @@ pub struct Watch<'a> {
     pub cancel: Option<&'a AtomicBool>,
     /// Called with the CTAs finished and those to run, of all launches together, from any worker.
     pub progress: Option<&'a (dyn Fn(u64, u64) + Sync)>,
+    /// Positions of instructions, in whatever kernel runs, whose addresses are kept.
+    pub instructions: &'a [usize],
 }
 
 impl Watch<'_> {
@@ -113,7 +115,9 @@ pub fn execute_plan(
             progress(finished, total);
         }
     };
-    let mut device = Device::new(Options { cancel: watch.cancel, progress: Some(&progress), ..Options::new(sm) });
+    let options =
+        Options { cancel: watch.cancel, progress: Some(&progress), watch: watch.instructions, ..Options::new(sm) };
+    let mut device = Device::new(options);
     let Computed { outputs, reports } = compute(&mut device, &plan, problem, inputs).map_err(|error| match error {
         ComputeError::Plan(error) => error.into(),
         ComputeError::Input(error) => error.into(),

@@ -1,6 +1,6 @@
 //! What a stratum, or a kernel from elsewhere, suffers from: rules over counters, each with its threshold, its cost and the remedy that holds here.
 
-use arch::{Limiter, TensorOperand, WARP_THREADS};
+use arch::{Feature, Limiter, Target, TensorOperand, WARP_THREADS};
 use emulator::{Access, Level, Pipe};
 use kernels::Dtype;
 use ptx::{Opcode, Type};
@@ -9,24 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::evidence::{Evidence, LaunchEvidence, Place, is_shared};
 use crate::figures::{binary_bytes, bytes, count, list, percent, ratio, time, times};
 use crate::registers::RegisterSource;
-
-/// Where a finding begins.
-pub mod threshold {
-    /// Theoretical occupancy below this share is a finding.
-    pub const OCCUPANCY: f64 = 0.50;
-    /// Conflicts from this share of the wavefronts on are a finding.
-    pub const BANK_CONFLICTS: f64 = 0.10;
-    /// DRAM or requested bytes over this multiple of the compulsory ones are a finding.
-    pub const BYTES: f64 = 1.5;
-    /// Sectors over this multiple of those that the bytes asked for would fill are a finding.
-    pub const SECTORS: f64 = 1.5;
-    /// Divisions over this multiple of the elements of the output are a finding.
-    pub const DIVISIONS: f64 = 1.5;
-    /// A launch with less than this share of the modelled time is not looked at alone.
-    pub const LAUNCH: f64 = 0.10;
-    /// A source line with less than this share of what a finding is about is not named.
-    pub const LINE: f64 = 0.10;
-}
+use crate::thresholds::Thresholds;
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +37,11 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// The line that causes most of it.
+    pub fn place(&self) -> Option<Place> {
+        Some(Place { file: self.file.clone()?, line: self.line? })
+    }
+
     fn new(id: &str, severity: Severity, place: Option<&Place>, text: String) -> Self {
         let place = place.filter(|place| place.line > 0);
         Self {
@@ -67,23 +55,24 @@ impl Finding {
 }
 
 /// Everything the rules find, in the order of the rules.
-pub fn findings(evidence: &Evidence) -> Vec<Finding> {
+pub fn findings(evidence: &Evidence, thresholds: &Thresholds) -> Vec<Finding> {
     let mut found = Vec::new();
     let total = evidence.seconds();
-    for launch in evidence.launches.iter().filter(|launch| launch.model.seconds >= threshold::LAUNCH * total) {
-        found.extend(occupancy(evidence, launch));
+    for launch in evidence.launches.iter().filter(|launch| launch.model.seconds >= thresholds.launch * total) {
+        found.extend(occupancy(evidence, thresholds, launch));
         found.extend(grid(evidence, launch));
         found.extend(spills(evidence, launch));
     }
-    found.extend(dram_bytes(evidence));
-    found.extend(requested(evidence));
-    found.extend(sectors(evidence));
-    found.extend(bank_conflicts(evidence, "load"));
-    found.extend(bank_conflicts(evidence, "store"));
-    found.extend(bank_conflicts(evidence, "atomic"));
-    found.extend(divisions(evidence));
-    found.extend(idle_tensor_cores(evidence));
-    found.extend(limiter(evidence));
+    found.extend(dram_bytes(evidence, thresholds));
+    found.extend(requested(evidence, thresholds));
+    found.extend(sectors(evidence, thresholds));
+    found.extend(bank_conflicts(evidence, thresholds, "load"));
+    found.extend(bank_conflicts(evidence, thresholds, "store"));
+    found.extend(bank_conflicts(evidence, thresholds, "atomic"));
+    found.extend(divisions(evidence, thresholds));
+    found.extend(idle_tensor_cores(evidence, thresholds));
+    found.extend(copies_by_threads(evidence, thresholds));
+    found.extend(limiter(evidence, thresholds));
     found
 }
 
@@ -121,10 +110,10 @@ fn subject(evidence: &Evidence, launch: &LaunchEvidence) -> String {
     if evidence.launches.len() > 1 { format!("`{}`: ", launch.kernel.name) } else { String::new() }
 }
 
-/// The lines that cause at least [`threshold::LINE`] of it, no more than [`NAMED_LINES`], as `98.2 % at v2.rs:88`.
-fn share_of_lines(lines: &[(Place, u64)]) -> String {
+/// The lines that cause at least [`Thresholds::line`] of it, no more than [`NAMED_LINES`], as `98.2 % at v2.rs:88`.
+fn share_of_lines(lines: &[(Place, u64)], thresholds: &Thresholds) -> String {
     let total: u64 = lines.iter().map(|(_, weight)| weight).sum();
-    let named = lines.iter().filter(|&&(ref place, weight)| place.line > 0 && ratio(weight, total) >= threshold::LINE);
+    let named = lines.iter().filter(|&&(ref place, weight)| place.line > 0 && ratio(weight, total) >= thresholds.line);
     let named = named.take(NAMED_LINES).map(|(place, weight)| format!("{} at {place}", percent(ratio(*weight, total))));
     match list(named) {
         none if none.is_empty() => "no line causes much of it".into(),
@@ -135,15 +124,15 @@ fn share_of_lines(lines: &[(Place, u64)]) -> String {
 /// A finding names no more lines than this.
 const NAMED_LINES: usize = 3;
 
-fn occupancy(evidence: &Evidence, launch: &LaunchEvidence) -> Option<Finding> {
+fn occupancy(evidence: &Evidence, thresholds: &Thresholds, launch: &LaunchEvidence) -> Option<Finding> {
     let occupancy = &launch.occupancy;
-    if occupancy.theoretical_pct >= 100.0 * threshold::OCCUPANCY {
+    if occupancy.theoretical_pct >= 100.0 * thresholds.occupancy {
         return None;
     }
     let limits = evidence.gpu.sm.limits();
     let warps = launch.threads.div_ceil(WARP_THREADS);
     // CTAs that would fill half of the warp slots.
-    let wanted = (f64::from(limits.max_warps) * threshold::OCCUPANCY / f64::from(warps)).ceil() as u32;
+    let wanted = (f64::from(limits.max_warps) * thresholds.occupancy / f64::from(warps)).ceil() as u32;
     let of_limiter = |limiter: &Limiter| match limiter {
         Limiter::Warps => format!("warp slots ({warps} of {} a CTA)", limits.max_warps),
         Limiter::Blocks => format!("block slots ({})", limits.max_blocks),
@@ -194,7 +183,7 @@ fn occupancy(evidence: &Evidence, launch: &LaunchEvidence) -> Option<Finding> {
          of loads is hard to hide, which the modelled time takes for granted.{cure}",
         subject(evidence, launch),
         occupancy.theoretical_pct,
-        100.0 * threshold::OCCUPANCY,
+        100.0 * thresholds.occupancy,
         occupancy.blocks_per_sm,
         if occupancy.blocks_per_sm == 1 { "" } else { "s" },
         list(occupancy.limiters.iter().map(of_limiter)),
@@ -236,12 +225,12 @@ fn spills(evidence: &Evidence, launch: &LaunchEvidence) -> Option<Finding> {
 }
 
 /// DRAM bytes over the compulsory ones, by cause: results that go through memory, and bytes that go by again.
-fn dram_bytes(evidence: &Evidence) -> Vec<Finding> {
+fn dram_bytes(evidence: &Evidence, thresholds: &Thresholds) -> Vec<Finding> {
     let (traffic, dram) = (evidence.traffic(), evidence.dram());
     let needed = evidence.compulsory();
     let compulsory = needed.read + needed.written;
     let (moved, unique) = (dram.read + dram.written, traffic.unique_read + traffic.unique_written);
-    if ratio(moved, compulsory) <= threshold::BYTES {
+    if ratio(moved, compulsory) <= thresholds.bytes {
         return Vec::new();
     }
     let lines = evidence.lines_by(global_sectors);
@@ -253,12 +242,12 @@ fn dram_bytes(evidence: &Evidence) -> Vec<Finding> {
         times(ratio(moved, compulsory)),
         needed_name(evidence),
         bytes(compulsory),
-        times(threshold::BYTES),
+        times(thresholds.bytes),
         bytes(dram.read),
         bytes(needed.read),
         bytes(dram.written),
         bytes(needed.written),
-        share_of_lines(&lines),
+        share_of_lines(&lines, thresholds),
         time(seconds),
         percent(seconds / evidence.seconds()),
     );
@@ -287,7 +276,7 @@ fn dram_bytes(evidence: &Evidence) -> Vec<Finding> {
         ("repeated-bytes", ratio(moved, unique), repeated),
     ];
     let largest = causes.iter().map(|cause| cause.1).fold(0.0, f64::max);
-    let begins = threshold::BYTES.min(largest);
+    let begins = thresholds.bytes.min(largest);
     let place = lines.first().map(|(place, _)| place);
     let finding =
         |(id, _, why): &(&str, f64, String)| Finding::new(id, Severity::Warning, place, format!("{measured} {why}"));
@@ -303,13 +292,13 @@ fn global_sectors(instruction: &ptx::Instruction, counted: &emulator::Instructio
     if Access::of(instruction).is_some_and(Access::is_global) { counted.sectors } else { 0 }
 }
 
-fn requested(evidence: &Evidence) -> Option<Finding> {
+fn requested(evidence: &Evidence, thresholds: &Thresholds) -> Option<Finding> {
     let (traffic, dram) = (evidence.traffic(), evidence.dram());
     let needed = evidence.compulsory();
     let compulsory = needed.read + needed.written;
     let requested = traffic.requested_read + traffic.requested_written;
     let moved = dram.read + dram.written;
-    if ratio(requested, compulsory) <= threshold::BYTES || ratio(moved, compulsory) > threshold::BYTES {
+    if ratio(requested, compulsory) <= thresholds.bytes || ratio(moved, compulsory) > thresholds.bytes {
         return None;
     }
     let lines = evidence.lines_by(global_sectors);
@@ -323,14 +312,14 @@ fn requested(evidence: &Evidence) -> Option<Finding> {
         times(ratio(requested, compulsory)),
         needed_name(evidence),
         bytes(compulsory),
-        times(threshold::BYTES),
-        share_of_lines(&lines),
+        times(thresholds.bytes),
+        share_of_lines(&lines, thresholds),
         bytes(moved),
     );
     Some(Finding::new("requested-bytes", Severity::Note, lines.first().map(|(place, _)| place), text))
 }
 
-fn sectors(evidence: &Evidence) -> Option<Finding> {
+fn sectors(evidence: &Evidence, thresholds: &Thresholds) -> Option<Finding> {
     let (mut sectors, mut ideal, mut requests) = (0, 0, 0);
     for (instruction, counted) in evidence.launches.iter().flat_map(LaunchEvidence::instructions) {
         if Access::of(instruction).is_some_and(Access::is_global) {
@@ -339,7 +328,7 @@ fn sectors(evidence: &Evidence) -> Option<Finding> {
             requests += counted.requests;
         }
     }
-    if ratio(sectors, ideal) <= threshold::SECTORS {
+    if ratio(sectors, ideal) <= thresholds.sectors {
         return None;
     }
     let lines = evidence.lines_by(|_, counted| counted.sectors.saturating_sub(counted.sectors_ideal));
@@ -349,13 +338,13 @@ fn sectors(evidence: &Evidence) -> Option<Finding> {
         ratio(sectors, requests),
         ratio(ideal, requests),
         times(ratio(sectors, ideal)),
-        times(threshold::SECTORS),
-        share_of_lines(&lines),
+        times(thresholds.sectors),
+        share_of_lines(&lines, thresholds),
     );
     Some(Finding::new("uncoalesced", Severity::Warning, lines.first().map(|(place, _)| place), text))
 }
 
-fn bank_conflicts(evidence: &Evidence, direction: &str) -> Option<Finding> {
+fn bank_conflicts(evidence: &Evidence, thresholds: &Thresholds, direction: &str) -> Option<Finding> {
     let counters = evidence.counters(Level::Merged);
     let (requests, wavefronts, ideal, conflicts) = match direction {
         "load" => (
@@ -379,7 +368,7 @@ fn bank_conflicts(evidence: &Evidence, direction: &str) -> Option<Finding> {
     };
     // A few stores may conflict as they like: what counts is the pipe that all share.
     let all = counters.shared_load_wavefronts + counters.shared_store_wavefronts + counters.shared_atomic_wavefronts;
-    if ratio(conflicts, wavefronts) < threshold::BANK_CONFLICTS || ratio(conflicts, all) < threshold::BANK_CONFLICTS {
+    if ratio(conflicts, wavefronts) < thresholds.bank_conflicts || ratio(conflicts, all) < thresholds.bank_conflicts {
         return None;
     }
     let is_direction = |instruction: &ptx::Instruction| match Access::of(instruction) {
@@ -426,11 +415,11 @@ fn bank_conflicts(evidence: &Evidence, direction: &str) -> Option<Finding> {
          for {:.2}, an excess of {}. Of the conflicts {}: {:.1} wavefronts a {direction} there where {:.1} would do, because the lanes \
          hit different words of the same banks. They take {} of the shared-memory pipe, {} of the modelled time. {remedy}",
         percent(ratio(conflicts, wavefronts)),
-        100.0 * threshold::BANK_CONFLICTS,
+        100.0 * thresholds.bank_conflicts,
         ratio(wavefronts, requests),
         ratio(ideal, requests),
         times(ratio(wavefronts, ideal)),
-        share_of_lines(&lines),
+        share_of_lines(&lines, thresholds),
         ratio(at_worst(&|counted| counted.wavefronts), worst_requests),
         ratio(at_worst(&|counted| counted.wavefronts_ideal), worst_requests),
         time(cost),
@@ -444,7 +433,7 @@ fn bank_conflicts(evidence: &Evidence, direction: &str) -> Option<Finding> {
     Some(Finding::new(id, Severity::Warning, worst, text))
 }
 
-fn divisions(evidence: &Evidence) -> Option<Finding> {
+fn divisions(evidence: &Evidence, thresholds: &Thresholds) -> Option<Finding> {
     let problem = evidence.problem.as_ref()?;
     let outputs = (problem.total_q() * problem.heads_q * problem.head_dim_v) as u64;
     let lines = evidence.lines_by(|instruction, counted| match instruction.opcode() {
@@ -452,7 +441,7 @@ fn divisions(evidence: &Evidence) -> Option<Finding> {
         _ => 0,
     });
     let divisions: u64 = lines.iter().map(|(_, lanes)| lanes).sum();
-    if ratio(divisions, outputs) <= threshold::DIVISIONS {
+    if ratio(divisions, outputs) <= thresholds.divisions {
         return None;
     }
     let remedy = match evidence.stratum.as_str() {
@@ -464,13 +453,13 @@ fn divisions(evidence: &Evidence) -> Option<Finding> {
         count(divisions),
         count(outputs),
         times(ratio(divisions, outputs)).trim_end_matches('x'),
-        times(threshold::DIVISIONS).trim_end_matches('x'),
-        share_of_lines(&lines),
+        times(thresholds.divisions).trim_end_matches('x'),
+        share_of_lines(&lines, thresholds),
     );
     Some(Finding::new("repeated-division", Severity::Warning, lines.first().map(|(place, _)| place), text))
 }
 
-fn idle_tensor_cores(evidence: &Evidence) -> Option<Finding> {
+fn idle_tensor_cores(evidence: &Evidence, thresholds: &Thresholds) -> Option<Finding> {
     let (operand, rate) = tensor_operand(evidence)?;
     let lines = evidence.lines_by(|instruction, counted| match (instruction.opcode(), instruction.ty()) {
         (Opcode::Fma, Some(Type::F32)) => counted.active_lanes,
@@ -490,7 +479,7 @@ fn idle_tensor_cores(evidence: &Evidence) -> Option<Finding> {
     let text = format!(
         "{} multiply-adds run on the FMA pipe, {}. The tensor cores of the {} do {operand} products {} as fast and idle{}.",
         count(multiply_adds),
-        share_of_lines(&lines),
+        share_of_lines(&lines, thresholds),
         gpu.name,
         times(f64::from(rate) / fma),
         if evidence.problem.is_some() { ": v2_tc uses them" } else { "" },
@@ -498,7 +487,68 @@ fn idle_tensor_cores(evidence: &Evidence) -> Option<Finding> {
     Some(Finding::new("idle-tensor-cores", Severity::Warning, lines.first().map(|(place, _)| place), text))
 }
 
-fn limiter(evidence: &Evidence) -> Option<Finding> {
+/// Tiles that the warps which multiply also copy: each waits for the other.
+fn copies_by_threads(evidence: &Evidence, thresholds: &Thresholds) -> Option<Finding> {
+    if evidence.seconds_of(Pipe::Tensor).is_none_or(|seconds| seconds == 0.0) {
+        return None;
+    }
+    let (mut through_registers, mut asynchronous, mut by_engine, mut copies) = (0, 0, 0, 0);
+    for (instruction, counted) in evidence.launches.iter().flat_map(LaunchEvidence::instructions) {
+        match Access::of(instruction) {
+            Some(Access::GlobalLoad) => through_registers += SECTOR * counted.sectors,
+            Some(Access::Copy) => asynchronous += SECTOR * counted.sectors,
+            Some(Access::BulkLoad) => by_engine += counted.bytes,
+            _ => continue,
+        }
+        copies += counted.executions;
+    }
+    let sm = evidence.gpu.sm;
+    let has = |feature| Target::best(sm).supports(feature);
+    let (threads, all) = (through_registers + asynchronous, through_registers + asynchronous + by_engine);
+    let strata = evidence.problem.is_some();
+    let (by_threads, what, remedy) = match () {
+        () if has(Feature::Tma) => (
+            threads,
+            "the warps that multiply",
+            format!(
+                "{sm} has a copy engine, which one thread starts and which computes the addresses itself{}.",
+                if strata { ": v3 lets a warp of its own feed it, while others multiply" } else { "" }
+            ),
+        ),
+        () if has(Feature::CpAsync) => (
+            through_registers,
+            "registers, which the warps that multiply wait for,",
+            format!("On {sm} cp.async copies to shared memory while the warps go on."),
+        ),
+        () => (
+            through_registers,
+            "registers, which the warps that multiply wait for,",
+            format!("{sm} has no asynchronous copy: no remedy is known here but loads that are issued a tile ahead."),
+        ),
+    };
+    if ratio(by_threads, all) <= thresholds.copies {
+        return None;
+    }
+    let lines = evidence.lines_by(|instruction, counted| match Access::of(instruction) {
+        Some(Access::GlobalLoad | Access::Copy) => counted.sectors,
+        _ => 0,
+    });
+    let text = format!(
+        "{} of the {} that are loaded go through {what} (threshold {:.0} %), {}: address work, copies, softmax and products share the \
+         same warps, and what one does the others wait for. {} warp instructions are such copies. {remedy}",
+        percent(ratio(by_threads, all)),
+        bytes(all),
+        100.0 * thresholds.copies,
+        share_of_lines(&lines, thresholds),
+        count(copies),
+    );
+    Some(Finding::new("synchronous-copies", Severity::Warning, lines.first().map(|(place, _)| place), text))
+}
+
+/// Bytes of a sector of global memory.
+const SECTOR: u64 = 32;
+
+fn limiter(evidence: &Evidence, thresholds: &Thresholds) -> Option<Finding> {
     let launch = evidence.main_launch()?;
     let pipe = launch.model.limiter;
     let mut others: Vec<(Pipe, f64)> = Pipe::ALL
@@ -535,7 +585,7 @@ fn limiter(evidence: &Evidence) -> Option<Finding> {
                 0 => String::new(),
                 _ => format!("; without bank conflicts {}", time(unconflicted)),
             };
-            let text = format!("{compared}{without}. Its wavefronts: {}. {remedy}", share_of_lines(&lines));
+            let text = format!("{compared}{without}. Its wavefronts: {}. {remedy}", share_of_lines(&lines, thresholds));
             Some(Finding::new("shared-limited", Severity::Warning, lines.first().map(|(place, _)| place), text))
         }
         Pipe::Special => {
@@ -547,7 +597,7 @@ fn limiter(evidence: &Evidence) -> Option<Finding> {
             });
             let text = format!(
                 "{compared}, {}. Exponentials evaluated as polynomials on the FMA pipe relieve it{}.",
-                share_of_lines(&lines),
+                share_of_lines(&lines, thresholds),
                 if evidence.problem.is_some() { " (v4)" } else { "" }
             );
             Some(Finding::new("special-limited", Severity::Warning, lines.first().map(|(place, _)| place), text))

@@ -63,6 +63,18 @@ impl Tool {
         })
     }
 
+    /// The version it prints, as `13.5.37`; asked for once.
+    pub fn version(self) -> Option<&'static str> {
+        static VERSIONS: [OnceLock<Option<String>>; 2] = [OnceLock::new(), OnceLock::new()];
+        let ask = || {
+            let output = Command::new(self.find().ok()?).arg("--version").stderr(Stdio::null()).output().ok()?;
+            let text = String::from_utf8(output.stdout).ok()?;
+            // `Cuda compilation tools, release 13.5, V13.5.37`
+            text.split_whitespace().find_map(|word| Some(word.strip_prefix('V')?.to_owned()))
+        };
+        VERSIONS[self as usize].get_or_init(ask).as_deref()
+    }
+
     fn search(self) -> Option<PathBuf> {
         let named = env::var_os(self.variable()).map(PathBuf::from);
         let on_path = || {
@@ -245,8 +257,10 @@ fn resources(log: &str) -> Option<Resources> {
         let at = log.find(what)?;
         log[..at].split_whitespace().next_back()?.parse().ok()
     };
+    // A warning may speak of registers too.
+    let (_, used) = log.split_once("Used ")?;
     Some(Resources {
-        registers: before(" registers")?,
+        registers: used.split_whitespace().next()?.parse().ok()?,
         stack_bytes: before(" bytes stack frame").unwrap_or(0),
         spill_store_bytes: before(" bytes spill stores").unwrap_or(0),
         spill_load_bytes: before(" bytes spill loads").unwrap_or(0),
@@ -260,7 +274,8 @@ mod tests {
 
     #[test]
     fn resources_are_read_from_the_log() {
-        let log = "ptxas info    : 0 bytes gmem\nptxas info    : Compiling entry function 'k' for 'sm_90a'\n\
+        let log = "ptxas info    : (C7517) warpgroup.wait is injected to allow use of registers defined by GMMA in function 'k'\n\
+                   ptxas info    : 0 bytes gmem\nptxas info    : Compiling entry function 'k' for 'sm_90a'\n\
                    ptxas info    : Function properties for k\n    208 bytes stack frame, 248 bytes spill stores, 228 bytes spill loads\n\
                    ptxas info    : Used 255 registers, used 1 barriers, 208 bytes cumulative stack size, 1024 bytes smem\n";
         let expected = Resources {

@@ -1,5 +1,8 @@
 //! The interchange format of `--json`: `{"schema": 1, "records": [...]}`.
 
+use std::collections::BTreeMap;
+use std::fmt;
+
 use arch::Limiter;
 use emulator::{Counters, Level, Pipe};
 use kernels::Problem;
@@ -7,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::evidence::{Evidence, LaunchEvidence};
 use crate::findings::Finding;
+use crate::probe::Explanation;
 use crate::registers::RegisterSource;
 
 /// The version of the format that this program writes.
@@ -45,6 +49,9 @@ pub struct Record {
     pub source: String,
     /// Of `counters`: `merged`, after the merge of accesses that the assembler performs (modelled).
     pub level: String,
+    /// Versions of foreign tools that had a part in it, by name: `ptxas`, `driver`.
+    #[serde(default)]
+    pub tools: BTreeMap<String, String>,
     /// Its tiles.
     pub tiles: TileRecord,
     /// Of the inputs; `null` when they are the user's.
@@ -85,6 +92,9 @@ pub struct Record {
     pub lines: Vec<LineRecord>,
     /// What it suffers from.
     pub findings: Vec<Finding>,
+    /// The accesses of the line that causes most bank conflicts, lane by lane.
+    #[serde(default)]
+    pub explanations: Vec<Explanation>,
 }
 
 /// Tile sizes.
@@ -98,6 +108,12 @@ pub struct TileRecord {
     pub threads: u32,
 }
 
+impl fmt::Display for TileRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{} of {} threads", self.block_q, self.block_kv, self.threads)
+    }
+}
+
 /// How much of a problem was executed; counters are scaled from it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
@@ -107,6 +123,12 @@ pub struct Sampling {
     pub of: u64,
     /// Whether scaling from the sample is exact: heads do equal work, and rows of tensors begin on sector borders.
     pub exact: bool,
+}
+
+impl fmt::Display for Sampling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} heads", self.heads, self.of)
+    }
 }
 
 /// Theoretical occupancy.
@@ -245,6 +267,7 @@ impl Record {
             problem: problem.to_string(),
             source: "emulator".into(),
             level: Level::Merged.name().into(),
+            tools: evidence.tools(),
             tiles,
             seed,
             sample,
@@ -268,6 +291,7 @@ impl Record {
                 .map(|(place, counters)| LineRecord { file: place.file, line: place.line, counters })
                 .collect(),
             findings,
+            explanations: Vec::new(),
         }
     }
 }

@@ -19,6 +19,8 @@ pub struct SassInstruction {
     pub position: usize,
     /// Whether a predicate decides if it does anything.
     pub guarded: bool,
+    /// Whether the predicate holds for no lane (`@!PT`): the assembler puts loads that do nothing before some barriers and fences.
+    pub idle: bool,
     /// Of an access whose predicate in the PTX has become a branch around it: how many lanes that the predicate admits a warp has at
     /// least if it comes here.
     admitted: Option<u64>,
@@ -36,7 +38,7 @@ impl SassInstruction {
             "LD", "LDG", "LDS", "LDSM", "LDGSTS", "ST", "STG", "STS", "STSM", "ATOM", "ATOMG", "ATOMS", "RED", "REDG",
             "SYNCS", "UTMALDG",
         ];
-        ACCESSES.contains(&self.base())
+        !self.idle && ACCESSES.contains(&self.base())
     }
 
     /// Whether it waits for a phase of an mbarrier.
@@ -167,7 +169,9 @@ impl Sass {
                 let opcode = opcode.trim_end_matches(';');
                 ends.extend(End::of(instructions.len(), guarded, opcode, code));
                 let position = position.and_then(|line| line.checked_sub(1)).unwrap_or(0);
-                let mut instruction = SassInstruction { opcode: opcode.to_owned(), position, guarded, admitted: None };
+                let idle = first == "@!PT";
+                let mut instruction =
+                    SassInstruction { opcode: opcode.to_owned(), position, guarded, idle, admitted: None };
                 if let Some(origin) = origins.get(position)
                     && !guarded
                     && origin.guard.is_some()
@@ -221,13 +225,13 @@ impl Sass {
     /// Threads are not known.
     pub fn counters(&self, kernel: &Kernel, report: &Report) -> Counters {
         let times = self.executions(&report.ptx);
-        let mut made = vec![0; report.merged.len()];
+        let mut made = vec![None; report.merged.len()];
         let mut added = Counters::default();
         let origins: Vec<&Instruction> = kernel.instructions().collect();
         for (instruction, &times) in self.instructions.iter().zip(&times).filter(|(one, _)| one.is_access()) {
             let Some(origin) = origins.get(instruction.position) else { continue };
             if Access::of(origin).is_some() {
-                made[instruction.position] += times;
+                *made[instruction.position].get_or_insert(0) += times;
                 continue;
             }
             let lanes = if origin.has(Modifier::Aligned) { 32 } else { 1 };
@@ -250,11 +254,12 @@ impl Sass {
                 _ => {}
             }
         }
-        let fewer = |(counted, &made): (&InstructionCounters, &u64)| match made {
-            1.. if made < counted.requests => counted.of_requests(made),
+        let fewer = |(position, counted): (usize, &InstructionCounters)| match made[position] {
+            // How the iterations of an unrolled loop fall to its copies may be a guess.
+            Some(made) if made < counted.requests && self.unrolled_at(position).is_none() => counted.of_requests(made),
             _ => *counted,
         };
-        let merged = report.merged.iter().zip(&made).map(fewer).collect();
+        let merged = report.merged.iter().enumerate().map(fewer).collect();
         let report = Report { merged, ..report.clone() };
         let mut counters = report.counters(kernel, Level::Merged);
         counters += added;
@@ -329,16 +334,17 @@ fn blocks(count: usize, labels: &BTreeMap<String, usize>, ends: &[End]) -> Resul
 }
 
 /// Marks the loops that try a wait again. `try_wait` suspends the warp until the phase is over or a time limit of the system has
-/// passed [PTX ISA, mbarrier.try_wait], and the assembler puts the first try before the loop.
+/// passed [PTX ISA, mbarrier.try_wait], and the assembler puts the first try before the loop, under the position of this instruction or
+/// of the one before it.
 fn mark_retries(blocks: &mut [Block], code: &[SassInstruction]) {
+    let waits = |block: &Block| code[block.instructions.clone()].iter().any(SassInstruction::is_wait);
     for index in 0..blocks.len() {
         let block = &blocks[index];
-        let body = &code[block.instructions.clone()];
-        let tries_again = block.successors.contains(&index) && body.iter().all(|one| one.is_wait() || is_mute(one));
-        let tried = |one: &SassInstruction| {
-            code[..block.instructions.start].iter().any(|first| first.is_wait() && first.position == one.position)
-        };
-        let retries = tries_again && body.iter().any(|one| one.is_wait() && tried(one));
+        let nothing_else = code[block.instructions.clone()].iter().all(|one| one.is_wait() || is_mute(one));
+        let tries_again = block.successors.contains(&index) && waits(block) && nothing_else;
+        let mut before =
+            blocks.iter().enumerate().filter(|(at, other)| *at != index && other.successors.contains(&index));
+        let retries = tries_again && before.all(|(_, other)| waits(other));
         blocks[index].slow |= retries;
     }
 }

@@ -133,7 +133,31 @@ pub fn verify<B: Backend>(
         // That tensors are strided is no matter of the problem, so no plan is refused for it.
         let takes_strides = |stratum: kernels::Stratum| stratum.coverage().features.contains(&Feature::Strided);
         let covered = run.inputs.features().is_empty() || planner.candidates().into_iter().any(takes_strides);
-        let outcome = if covered { outcome(run.verify(&mut compute_one)) } else { Outcome::NotCovered };
+        // Which generation computes decides what may be wrong.
+        let layout = Layout::of(&run.problem, &run.inputs).ok();
+        let plan = layout.and_then(|layout| planner.plan(&run.problem, &layout).ok());
+        let outcome = match plan.and_then(|plan| plan.stratum().relative_error(dtype)) {
+            _ if !covered => Outcome::NotCovered,
+            None => outcome(run.verify(&mut compute_one)),
+            Some(share) => outcome(run.verify_relative(&mut compute_one, share)),
+        };
+        Checked { case, label: run.label.to_owned(), problem: run.problem, traits, outcome }
+    });
+    Ok(checked.collect())
+}
+
+/// Runs a case on the processor.
+///
+/// # Errors
+/// When the inputs cannot be made.
+pub fn verify_cpu(case: CaseId, dtype: Dtype, seed: u64, options: cpu::Options<'_>) -> Result<Vec<Checked>, CaseError> {
+    let mut compute = |problem: &Problem, inputs: &Inputs| cpu::compute(problem, inputs, options);
+    let checked = runs(case, dtype, seed)?.into_iter().map(|(run, traits)| {
+        let outcome = match run.verify(&mut compute) {
+            Ok(Verdict { wrong: Some(wrong), .. }) => Outcome::Failed(wrong.to_string()),
+            Ok(_) => Outcome::Passed,
+            Err(error) => Outcome::Failed(error.to_string()),
+        };
         Checked { case, label: run.label.to_owned(), problem: run.problem, traits, outcome }
     });
     Ok(checked.collect())

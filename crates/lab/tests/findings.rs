@@ -3,7 +3,7 @@
 use arch::Gpu;
 use emulator::{Memory, Options};
 use kernels::Problem;
-use lab::{Evidence, Finding, LaunchEvidence, RegisterSource, Registers, findings};
+use lab::{Evidence, Finding, LaunchEvidence, RegisterSource, Registers, Thresholds};
 use ptx::{Argument, Kernel, Launch};
 
 /// `loads` times: each lane loads the float at `tid * stride` of shared memory and multiplies; line 7 loads. Volatile, as the
@@ -62,6 +62,10 @@ fn evidence(kernel: Kernel, ctas: u32, shared: u32, registers: u32, gpu: &str) -
     let launch = LaunchEvidence::of(kernel.clone(), report, 32, shared, registers, gpu).unwrap();
     let problem: Problem = "1x1x64x32".parse().unwrap();
     Evidence { stratum: "v2".into(), problem: Some(problem), gpu, launches: vec![launch] }
+}
+
+fn findings(evidence: &Evidence) -> Vec<Finding> {
+    lab::findings(evidence, &Thresholds::default())
 }
 
 fn found<'a>(findings: &'a [Finding], id: &str) -> Option<&'a Finding> {

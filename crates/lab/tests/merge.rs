@@ -7,7 +7,7 @@ use std::path::Path;
 
 use emulator::merge;
 use lab::ptxas::{self, Tool};
-use ptx::{Kernel, Opcode};
+use ptx::Kernel;
 use rayon::prelude::*;
 
 /// Whether the tools are there; says so where they are not.
@@ -30,9 +30,7 @@ fn assembled(kernel: &Kernel) -> Accesses {
     for instruction in &sass.instructions {
         let mut parts = instruction.opcode.split('.');
         let name = parts.next().unwrap_or_default();
-        // Before its first copy per group `cp.async` has loads that no lane executes.
-        let copies = kernel.instructions().nth(instruction.position).is_some_and(|i| i.opcode() == Opcode::CpAsync);
-        if matches!(name, "LDS" | "STS") && !copies {
+        if matches!(name, "LDS" | "STS") && !instruction.idle {
             let width = parts.find_map(|part| match part {
                 "128" => Some(".128"),
                 "64" => Some(".64"),
@@ -73,7 +71,11 @@ fn own_kernels_are_assembled_as_predicted() {
     if !tools() {
         return;
     }
-    let kernels = kernels::configurations::configurations().unwrap();
+    // The rule is the assembler's, whatever it assembles for: one architecture of each kind of kernel.
+    const TARGETS: [&str; 3] = ["sm_75/", "sm_90a/", "sm_120a/"];
+    let mut kernels = kernels::configurations::configurations().unwrap();
+    kernels.retain(|(name, _)| TARGETS.iter().any(|target| name.starts_with(target)));
+    assert!(!kernels.is_empty());
     kernels.par_iter().for_each(|(name, program)| {
         assert_eq!(merge::shared_accesses(&program.kernel), assembled(&program.kernel), "{name}");
     });

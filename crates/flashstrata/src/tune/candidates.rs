@@ -75,10 +75,14 @@ pub fn candidates(
         let warps = footprints.map(|occupancy| occupancy.map_or(0, |o| o.warps_per_sm)).min().unwrap_or(0);
         Candidate { plan, modelled_clocks, warps }
     };
+    // Speed is not paid for with precision: what rounds more than the default is timed only where it was asked for.
+    let rounds = |stratum: Stratum| stratum.relative_error(problem.dtype).is_some();
+    let as_exact = |&stratum: &Stratum| rounds(default.stratum()) || !rounds(stratum);
+    let considered: Vec<_> = planner.candidates().into_iter().filter(|&s| is_considered(s)).filter(as_exact).collect();
     let mut kept = vec![of(default)];
     let mut pruned = Pruned::default();
     let mut ranked = Vec::new();
-    for stratum in planner.candidates().into_iter().filter(|&stratum| is_considered(stratum)) {
+    for stratum in considered {
         let Ok(own) = planner.clone().untuned().stratum(stratum).plan(problem, layout) else { continue };
         let own = of(own);
         for tiles in grid() {
@@ -151,6 +155,16 @@ mod tests {
         // CUDA cores are not timed where tensor cores are there.
         let Candidates { kept, .. } = candidates_of("H200", ProblemSpec::new(2, 16, 4096, 128).dtype(Dtype::Bf16));
         assert!(kept.iter().all(|one| !Stratum::ON_CUDA_CORES.contains(&one.plan.stratum())));
+    }
+
+    #[test]
+    fn precision_is_not_traded_for_speed() {
+        let spec = || ProblemSpec::new(2, 16, 1024, 64);
+        let strata =
+            |candidates: Candidates| candidates.kept.into_iter().map(|one| one.plan.stratum()).collect::<Vec<_>>();
+        assert!(!strata(candidates_of("H200", spec())).contains(&Stratum::V2Tc));
+        // Where only tensor cores compute it, they are what is timed.
+        assert!(strata(candidates_of("H200", spec().softcap(20.0))).iter().all(|&stratum| stratum == Stratum::V2Tc));
     }
 
     #[test]

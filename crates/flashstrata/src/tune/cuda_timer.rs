@@ -36,7 +36,7 @@ impl CudaTimer {
     /// When host or device memory does not suffice, or the stream is the emulator's, which has no clock.
     pub fn new(stream: &Stream, problem: &Problem) -> Result<CudaTimer, Error> {
         if stream.device().context().is_none() {
-            return Err(Error::Emulated { what: "a clock" });
+            return Err(Error::NoGpu { what: "a clock" });
         }
         let Inputs { q, k, v, descales } = Inputs::randn(problem, 0)?;
         let bytes = |shape: Vec<usize>, size: usize| shape.into_iter().product::<usize>() as u64 * size as u64;
@@ -97,7 +97,7 @@ impl Timer for CudaTimer {
                 stream.record(&event)?;
                 Ok(event)
             }
-            Backing::Emulator(_) => Err(Error::Emulated { what: "a clock" }),
+            Backing::Cpu(_) | Backing::Emulator(_) => Err(Error::NoGpu { what: "a clock" }),
         };
         let begin = mark(&mut inner)?;
         for _ in 0..*calls {

@@ -9,6 +9,8 @@
 //!   multiply-adds; 32 words are a wavefront. Tensor cores read their tiles without passing registers.
 //! - L2: each tile of queries reads its keys and values.
 //!
+//! - Blocks: each begins and ends with a wait, which takes some clocks whatever its size.
+//!
 //! The largest counts in full and the others by a tenth, since no kernel overlaps them wholly; then the tail, as CTAs are dealt
 //! out whole. Latency and bank conflicts are not in it. It ranks configurations; what is fastest is measured.
 
@@ -21,6 +23,9 @@ use crate::hardware::Hardware;
 /// Bytes that L2 serves a multiprocessor per clock where the board's rate is not known: the least of those that are
 /// (Volta's 2048 bytes for 80 multiprocessors), rounded up.
 const L2_BYTES: f64 = 32.0;
+
+/// Clocks of a block of keys that nothing is computed in: a guess, so that of the same work fewer, larger blocks rank first.
+const BLOCK_CLOCKS: f64 = 64.0;
 
 /// Columns of a tile are split among this many lanes (`kernels::tile`).
 const LANES: f64 = kernels::tile::GROUP as f64;
@@ -43,7 +48,9 @@ pub fn clocks(hardware: &Hardware, problem: &Problem, stratum: Stratum, config: 
         Dtype::E4m3 => TensorOperand::Fp8,
     };
     let tensor = rates.tensor.of(operand).filter(|_| !on_cuda_cores);
-    let products = 2.0 * pairs * (depth + width) / f64::from(tensor.unwrap_or(2 * rates.fma));
+    // f32 to nearly its own precision takes three products.
+    let times = if tensor.is_some() && problem.dtype == Dtype::F32 && !config.tf32 { 3.0 } else { 1.0 };
+    let products = times * 2.0 * pairs * (depth + width) / f64::from(tensor.unwrap_or(2 * rates.fma));
     let exponentials = pairs / f64::from(rates.exp2);
     let shared = if on_cuda_cores {
         let rows = block_q as f64 / (f64::from(config.tiles.threads) / LANES);
@@ -62,7 +69,7 @@ pub fn clocks(hardware: &Hardware, problem: &Problem, stratum: Stratum, config: 
     let (sum, most) = (pipes.iter().sum::<f64>(), pipes.into_iter().fold(0.0, f64::max));
     let multiprocessors = f64::from(hardware.multiprocessors.max(1));
     let dealt = (tiles / multiprocessors).ceil().max(1.0) / tiles.max(1.0);
-    (most + 0.1 * (sum - most)) * dealt
+    (most + 0.1 * (sum - most) + BLOCK_CLOCKS * pairs_of_blocks) * dealt
 }
 
 /// What the tiles of a call come to, for one head.

@@ -1,16 +1,17 @@
 //! One access by hand: the lanes' addresses, their banks or sectors, who collides and why, and what layout would not.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use arch::Gpu;
 use emulator::banks::{self, BankRule};
 use emulator::{Access, Part, Shape};
 use ptx::Kernel;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::ProbeError;
 use super::settings::LineSpec;
-use crate::evidence::LaunchEvidence;
+use crate::evidence::{LaunchEvidence, Place};
 use crate::figures::list;
 use crate::source::Sources;
 
@@ -24,7 +25,7 @@ const SECTOR: u64 = 32;
 const KEPT: usize = 64;
 
 /// What the warps of one instruction access, and of all that access alike.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
     /// The source file.
     pub file: String,
@@ -33,7 +34,7 @@ pub struct Explanation {
     /// Its text, where the file is there.
     pub text: Option<String>,
     /// `shared load`, `shared store`, `shared matrix load` (`ldmatrix`), `shared matrix store`, `global load`, `global store` or `copy`.
-    pub access: &'static str,
+    pub access: Cow<'static, str>,
     /// The first of the instructions, as PTX.
     pub instruction: String,
     /// How many instructions of the line access alike: the same distances between lanes and the same cost.
@@ -61,7 +62,7 @@ pub struct Explanation {
 }
 
 /// Lanes that are served together.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
     /// Which, in order; of packed neighbours one.
     pub lanes: Vec<usize>,
@@ -76,7 +77,7 @@ pub struct Phase {
 }
 
 /// Another layout.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Remedy {
     /// What is changed.
     pub layout: String,
@@ -114,8 +115,22 @@ pub(super) fn positions(kernel: &Kernel, wanted: &LineSpec) -> Result<Vec<usize>
     Ok(positions)
 }
 
+/// The positions of the accesses to shared memory at a place.
+pub(crate) fn shared_at(kernel: &Kernel, place: &Place) -> Vec<usize> {
+    let is_there = |instruction: &ptx::Instruction| {
+        let location = kernel.user_location(instruction);
+        location.is_some_and(|location| {
+            location.line == place.line && kernel.files.get(location.file as usize) == Some(&place.file)
+        })
+    };
+    let all = kernel.instructions().enumerate();
+    let wanted =
+        all.filter(|(_, one)| is_by_lane(one) && Access::of(one).is_some_and(Access::is_shared) && is_there(one));
+    wanted.map(|(position, _)| position).collect()
+}
+
 /// What the watched instructions of a launch accessed, costliest first.
-pub(super) fn explain(launch: &LaunchEvidence, gpu: &Gpu, sources: &mut Sources) -> Vec<Explanation> {
+pub(crate) fn explain(launch: &LaunchEvidence, gpu: &Gpu, sources: &mut Sources) -> Vec<Explanation> {
     let mut explanations: Vec<Explanation> = Vec::new();
     for watched in &launch.report.watched {
         let Some(instruction) = launch.kernel.instructions().nth(watched.position) else { continue };
@@ -129,7 +144,7 @@ pub(super) fn explain(launch: &LaunchEvidence, gpu: &Gpu, sources: &mut Sources)
                 text: sources.line(&place).map(str::to_owned),
                 file: place.file,
                 line: place.line,
-                access: name(kind),
+                access: name(kind).into(),
                 instruction: launch.kernel.instruction_text(instruction),
                 instructions: 1,
                 bytes: part.bytes,
@@ -192,7 +207,7 @@ fn is_alike(a: &Explanation, b: &Explanation) -> bool {
         let first = one.addresses.iter().flatten().next().copied().unwrap_or(0);
         one.addresses.iter().map(|address| address.map(|address| address.wrapping_sub(first))).collect()
     };
-    (a.access, a.bytes, a.cost, a.ideal) == (b.access, b.bytes, b.cost, b.ideal) && distances(a) == distances(b)
+    (&a.access, a.bytes, a.cost, a.ideal) == (&b.access, b.bytes, b.cost, b.ideal) && distances(a) == distances(b)
 }
 
 /// The words on each bank, of lanes that are served together, each with the lanes that want it.
@@ -423,7 +438,7 @@ mod tests {
             file: String::new(),
             line: 1,
             text: None,
-            access: "shared load",
+            access: "shared load".into(),
             instruction: String::new(),
             instructions: 1,
             bytes,

@@ -12,6 +12,7 @@ mod record;
 mod settings;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use arch::{Gpu, OccupancyError, UnknownGpu};
 use emulator::{Counters, Fault, FaultKind, MemoryError, Options, Policy, Report, RunError, Sample};
@@ -21,6 +22,7 @@ use thiserror::Error;
 pub use argument::{ArgumentSpec, BufferSpec, FileTensor, Init, ParseArgumentError};
 pub use buffers::{Comparison, Worst};
 pub use explain::{Explanation, Phase, Remedy};
+pub(crate) use explain::{explain, shared_at};
 pub use lines::Line;
 pub use mutate::mutate_probed;
 pub use record::{HazardRecord, ProbeRecord, RunRecord, TotalsRecord};
@@ -31,7 +33,7 @@ pub use settings::{
 use crate::evidence::{Evidence, LaunchEvidence, Place};
 use crate::execute::Watch;
 use crate::findings::{Finding, findings};
-use crate::ptxas;
+use crate::ptxas::{self, ToolError};
 use crate::registers::{RegisterSource, Registers, estimate};
 #[cfg(doc)]
 use crate::sass::Sass;
@@ -158,8 +160,9 @@ pub struct About {
 pub struct Counted {
     /// Counters, occupancy and pipe times.
     pub evidence: Evidence,
-    /// Totals of the whole launch as the machine code makes them, where `ptxas` and `nvdisasm` made it (see [`Sass::counters`]).
-    pub sass: Option<Counters>,
+    /// Totals of the whole launch as the machine code makes them, where `ptxas` and `nvdisasm` made it (see [`Sass::counters`]); else
+    /// why not.
+    pub sass: Result<Counters, NoSass>,
     /// Source lines, costliest first.
     pub lines: Vec<Line>,
     /// What the kernel suffers from.
@@ -319,20 +322,46 @@ fn counted(
     let launch = &evidence.launches[0];
     let lines = lines::lines(launch, gpu, sources);
     let explanations = explain::explain(launch, gpu, sources);
-    let findings = findings(&evidence);
+    let findings = findings(&evidence, &settings.thresholds.unwrap_or_default());
     Ok(Counted { sass, lines, findings, explanations, evidence })
 }
 
+/// Why there is no machine code to count.
+#[derive(Clone, Debug, Error)]
+pub enum NoSass {
+    /// It would take the assembler minutes.
+    #[error("a kernel of more than {MAX_ASSEMBLED} instructions is not assembled")]
+    Long,
+    /// A tool gave no answer.
+    #[error(transparent)]
+    Tool(Arc<ToolError>),
+}
+
+impl From<ToolError> for NoSass {
+    fn from(error: ToolError) -> Self {
+        Self::Tool(Arc::new(error))
+    }
+}
+
 /// Registers of a thread, and the totals of the machine code where there is one.
-fn registers(kernel: &Kernel, report: &Report, threads: u32, given: Option<u32>) -> (Registers, Option<Counters>) {
-    let small = kernel.instructions().nth(MAX_ASSEMBLED).is_none();
-    let assembled = if small { ptxas::assemble(kernel).ok() } else { None };
-    let sass = assembled.as_ref().and_then(|assembled| ptxas::disassemble(kernel, assembled).ok());
-    let counters = sass.map(|sass| sass.counters(kernel, report).scaled(report.ctas_total, report.ctas_run));
+fn registers(
+    kernel: &Kernel,
+    report: &Report,
+    threads: u32,
+    given: Option<u32>,
+) -> (Registers, Result<Counters, NoSass>) {
+    let assembled = match kernel.instructions().nth(MAX_ASSEMBLED) {
+        None => ptxas::assemble(kernel).map_err(NoSass::from),
+        Some(_) => Err(NoSass::Long),
+    };
+    let counters = assembled.as_ref().map_err(Clone::clone).and_then(|assembled| {
+        let sass = ptxas::disassemble(kernel, assembled)?;
+        Ok(sass.counters(kernel, report).scaled(report.ctas_total, report.ctas_run))
+    });
     let registers = match (given, &assembled) {
         (Some(count), _) => Registers { count, source: RegisterSource::Given, spilled_bytes: 0 },
-        (None, Some(assembled)) => Registers::of(assembled),
-        (None, None) => estimate(kernel, report, threads),
+        (None, Ok(assembled)) => Registers::of(assembled),
+        (None, Err(_)) => estimate(kernel, report, threads),
     };
     (registers, counters)
 }

@@ -36,7 +36,11 @@ struct Launching<'a> {
 impl Launching<'_> {
     /// Runs a kernel; its arguments afterwards, and how often each instruction was executed.
     fn launch(&self, kernel: &Kernel, options: &Options<'_>) -> Result<(Placed, Vec<u64>), ProbeError> {
-        let placed = buffers::place(self.settings, kernel, Watch { cancel: options.cancel, progress: None })?;
+        let placed = buffers::place(
+            self.settings,
+            kernel,
+            Watch { cancel: options.cancel, progress: None, ..Watch::default() },
+        )?;
         let Launched { grid, block, cluster, .. } = self.launched;
         let (dynamic_shared, arguments) = (self.settings.shared.unwrap_or(0), placed.arguments.clone());
         let launch = Launch { kernel, grid, block, cluster, dynamic_shared, arguments };

@@ -1,5 +1,7 @@
 //! What a probe found, as `--json` writes it.
 
+use std::collections::BTreeMap;
+
 use emulator::{Access, Counters, Level};
 use serde::Serialize;
 
@@ -35,6 +37,8 @@ pub struct ProbeRecord {
     pub source: String,
     /// Of `counters`: `merged`.
     pub level: String,
+    /// Versions of foreign tools that had a part in it, by name: `ptxas`.
+    pub tools: BTreeMap<String, String>,
     /// How it was launched.
     pub launch: RunRecord,
     /// The largest `||found - expected|| / ||expected||` of the buffers that were compared.
@@ -164,7 +168,7 @@ impl TotalsRecord {
                 global_sectors_ideal += counted.sectors_ideal;
             }
         }
-        let warp_instructions_sass = counted.sass.map(|sass| sass.warp_instructions);
+        let warp_instructions_sass = counted.sass.as_ref().ok().map(|sass| sass.warp_instructions);
         Self { warp_instructions_sass, global_sectors, global_sectors_ideal }
     }
 }
@@ -197,6 +201,7 @@ impl Probed {
             ),
             source: "emulator".into(),
             level: Level::Merged.name().into(),
+            tools: counted.map_or_else(BTreeMap::new, |counted| counted.evidence.tools()),
             launch: RunRecord {
                 grid: about.grid,
                 block: about.block,
@@ -214,7 +219,7 @@ impl Probed {
             schedules: self.schedules.iter().map(|&policy| policy_name(policy)).collect(),
             counters: launch.map(|launch| launch.counters(Level::Merged)),
             counters_ptx: launch.map(|launch| launch.counters(Level::Ptx)),
-            counters_sass: counted.and_then(|counted| counted.sass),
+            counters_sass: counted.and_then(|counted| counted.sass.as_ref().ok().copied()),
             totals: counted.map(TotalsRecord::of),
             occupancy: launch.map(OccupancyRecord::of),
             traffic: counted.map(|counted| TrafficRecord::of(&counted.evidence)),

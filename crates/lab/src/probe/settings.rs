@@ -9,6 +9,8 @@ use emulator::Policy;
 use serde::Deserialize;
 
 use super::ProbeError;
+use crate::thresholds::Thresholds;
+
 use super::argument::{ArgumentSpec, FileTensor};
 
 /// A launch file larger than this is none.
@@ -58,6 +60,8 @@ pub struct Settings {
     pub sample: Option<u64>,
     /// The source line whose accesses are explained.
     pub line: Option<LineSpec>,
+    /// Where findings begin.
+    pub thresholds: Option<Thresholds>,
 }
 
 impl Settings {
@@ -112,6 +116,7 @@ impl Settings {
             memory: self.memory.or(other.memory),
             sample: self.sample.or(other.sample),
             line: self.line.or(other.line),
+            thresholds: self.thresholds.or(other.thresholds),
         }
     }
 }

@@ -1,11 +1,13 @@
 //! How often blocks of machine code run, from how often PTX instructions did.
 //!
-//! Each instruction votes with the executions of the PTX instruction it came from, and most votes win: the assembler moves some
-//! instructions out of loops or branches, and those do not speak for the block they end up in. Three things votes cannot know:
+//! Each instruction votes with the executions of the PTX instruction it came from. Accesses to memory and barriers stay where they are
+//! and decide, where they agree; else most votes win: the assembler moves some instructions out of loops or branches, and those do not
+//! speak for the block they end up in. Some things votes cannot know:
 //!
 //! - Slow paths of operations carry the position of the operation, and are taken to run never.
 //! - The copies of an unrolled loop share its iterations. A warp that iterates n times goes through the copies in program order,
 //!   each as often as its share of n allows; blocks between them run once for each entry of the loop.
+//! - An atomic on 16 bits is a loop of compare and swap, and runs as often as lanes of a warp share a word.
 //! - Where a predicate of the PTX has become a branch around an access, only warps with lanes that it admits come to the access.
 //! - A block runs no more often than the blocks before it together, nor than those after it. Not equally often: a warp that
 //!   diverges runs both sides of a branch.
@@ -57,6 +59,9 @@ fn sole_opcode(instruction: &Instruction) -> Option<&'static str> {
         Opcode::Max | Opcode::Min if f32 => Some("FMNMX"),
         Opcode::Ex2 if f32 => Some("MUFU"),
         Opcode::Shfl => Some("SHFL"),
+        Opcode::Ldmatrix => Some("LDSM"),
+        Opcode::Bar => Some("BAR").filter(|_| !instruction.has(Modifier::Warp)),
+        Opcode::CpAsync if instruction.has(Modifier::Global) && !instruction.has(Modifier::Bulk) => Some("LDGSTS"),
         _ => None,
     }
 }
@@ -245,10 +250,17 @@ pub(super) fn is_mute(instruction: &SassInstruction) -> bool {
     matches!(base, "BRA" | "BSSY" | "BSYNC" | "BRX" | "NOP" | "WARPSYNC" | "CALL" | "RET") || instruction.is_wait()
 }
 
+/// Whether an assembler leaves an instruction where it is, in or out of loops and branches.
+fn stays(instruction: &SassInstruction) -> bool {
+    instruction.is_access() && !instruction.is_wait() || instruction.base() == "BAR"
+}
+
 /// What a block's instructions say of it.
 struct Poll {
     /// With their votes, most first.
     candidates: Vec<(WarpInstructions, usize)>,
+    /// What those that stay where they are all say.
+    staying: Option<WarpInstructions>,
     voters: usize,
     /// How many of them know no more than a bound.
     unsure: usize,
@@ -257,10 +269,10 @@ struct Poll {
 }
 
 impl Poll {
-    /// What more than half are sure of.
+    /// What those say that stay where they are, or more than half are sure of.
     fn majority(&self) -> Option<WarpInstructions> {
         let most = self.candidates.first().filter(|(_, votes)| 2 * votes > self.voters + 2 * self.unsure);
-        most.map(|(times, _)| *times).filter(|times| times.likely <= self.most)
+        self.staying.or(most.map(|(times, _)| *times)).filter(|times| times.likely <= self.most)
     }
 
     /// What agrees with a bound: what most say, between the extremes of all that do.
@@ -319,23 +331,35 @@ impl Sass {
         times
     }
 
+    /// The unrolled loop that a PTX instruction is in.
+    pub(super) fn unrolled_at(&self, position: usize) -> Option<usize> {
+        self.unrolled.iter().position(|unrolled| unrolled.body.contains(&position))
+    }
+
     fn poll(&self, index: usize, block: &Block, counted: &[InstructionCounters], shares: &[Shares]) -> Poll {
-        let mut poll = Poll { candidates: Vec::new(), voters: 0, unsure: 0, most: u64::MAX };
+        let mut poll = Poll { candidates: Vec::new(), staying: None, voters: 0, unsure: 0, most: u64::MAX };
+        let mut staying = Vec::new();
         let code = &self.instructions[block.instructions.clone()];
         let mute = code.iter().all(is_mute);
+        let swaps = |one: &SassInstruction| one.base() == "ATOMG" && one.opcode.contains("CAS");
+        let swaps_again = block.successors.contains(&index) && code.iter().any(swaps);
         for instruction in code.iter().filter(|one| mute || !is_mute(one)) {
             let position = instruction.position;
             let counted = counted.get(position).copied().unwrap_or_default();
-            let mut likely = counted.executions;
-            if let Some(lanes) = instruction.admitted {
+            let rounds = Some(counted.wavefronts).filter(|&rounds| swaps_again && rounds > 0);
+            let mut likely = rounds.unwrap_or(counted.executions);
+            if let Some(lanes) = instruction.admitted.filter(|_| rounds.is_none()) {
                 let warps = if counted.requests > 0 { counted.requests } else { counted.active_lanes / lanes };
                 likely = likely.min(warps);
                 poll.most = poll.most.min(likely);
             }
-            let unrolled = self.unrolled.iter().zip(shares).find(|(unrolled, _)| unrolled.body.contains(&position));
+            let unrolled = self.unrolled_at(position);
             let (times, sure) = unrolled
-                .and_then(|(unrolled, shares)| unrolled.times(index, &block.instructions, shares))
+                .and_then(|at| self.unrolled[at].times(index, &block.instructions, &shares[at]))
                 .unwrap_or((exactly(likely), true));
+            if stays(instruction) && unrolled.is_none() {
+                staying.push(times);
+            }
             poll.voters += 1;
             poll.unsure += usize::from(mute || !sure);
             match poll.candidates.iter_mut().find(|(candidate, _)| *candidate == times) {
@@ -344,6 +368,7 @@ impl Sass {
             }
         }
         poll.candidates.sort_by_key(|&(times, votes)| std::cmp::Reverse((votes, times.likely)));
+        poll.staying = staying.first().copied().filter(|first| staying.iter().all(|times| times == first));
         poll
     }
 

@@ -18,5 +18,5 @@ fn run(
     tiles: Option<Tiles>,
 ) -> Result<Execution, ExecuteError> {
     let tiles = tiles.unwrap_or_else(|| stratum.default_tiles(sm, problem));
-    execute(stratum, tiles, problem, inputs, sm, Watch { cancel: None, progress: None })
+    execute(stratum, tiles, problem, inputs, sm, Watch { cancel: None, progress: None, ..Watch::default() })
 }

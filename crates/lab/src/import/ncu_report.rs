@@ -1,0 +1,187 @@
+//! Nsight Compute's report file, as far as launches and their metrics go.
+//!
+//! `NVR\0`, a header, then blocks to the end; a header is a length of four bytes, little-endian, and a message. A block's header
+//! counts its sources, results and range results and has the size of the payload that follows: these, each with its length. A metric's name is
+//! an index into the string table of the block, or of the one before where the block has none. The messages are described in
+//! `extras/FileFormat` of an Nsight Compute installation; fields that are not named here are passed over.
+
+use prost::Message;
+use serde_json::{Number, Value};
+
+use super::Raw;
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct FileHeader {
+    #[prost(uint32, optional, tag = "1")]
+    pub version: Option<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct BlockHeader {
+    #[prost(uint32, optional, tag = "1")]
+    pub num_sources: Option<u32>,
+    #[prost(uint32, optional, tag = "2")]
+    pub num_results: Option<u32>,
+    #[prost(message, optional, tag = "4")]
+    pub string_table: Option<StringTable>,
+    #[prost(uint32, optional, tag = "5")]
+    pub payload_size: Option<u32>,
+    #[prost(uint32, optional, tag = "7")]
+    pub num_range_results: Option<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct StringTable {
+    #[prost(string, repeated, tag = "1")]
+    pub strings: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct ProfileResult {
+    #[prost(string, optional, tag = "5")]
+    pub mangled_name: Option<String>,
+    #[prost(string, optional, tag = "6")]
+    pub function_name: Option<String>,
+    #[prost(string, optional, tag = "7")]
+    pub demangled_name: Option<String>,
+    #[prost(message, optional, tag = "10")]
+    pub grid: Option<Uint64x3>,
+    #[prost(message, optional, tag = "11")]
+    pub block: Option<Uint64x3>,
+    #[prost(message, repeated, tag = "13")]
+    pub metrics: Vec<MetricResult>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct Uint64x3 {
+    #[prost(uint64, optional, tag = "1")]
+    pub x: Option<u64>,
+    #[prost(uint64, optional, tag = "2")]
+    pub y: Option<u64>,
+    #[prost(uint64, optional, tag = "3")]
+    pub z: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MetricResult {
+    #[prost(uint32, optional, tag = "1")]
+    pub name_id: Option<u32>,
+    #[prost(message, optional, tag = "2")]
+    pub value: Option<MetricValue>,
+}
+
+/// One of these.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MetricValue {
+    #[prost(string, optional, tag = "1")]
+    pub string: Option<String>,
+    #[prost(float, optional, tag = "2")]
+    pub float: Option<f32>,
+    #[prost(double, optional, tag = "3")]
+    pub double: Option<f64>,
+    #[prost(uint32, optional, tag = "4")]
+    pub uint32: Option<u32>,
+    #[prost(uint64, optional, tag = "5")]
+    pub uint64: Option<u64>,
+}
+
+impl MetricValue {
+    /// `None` of a value that is none: the chip gave no number.
+    fn json(self) -> Option<Value> {
+        if let Some(text) = self.string {
+            return Some(text.into());
+        }
+        if let Some(whole) = self.uint64.or(self.uint32.map(u64::from)) {
+            return Some(whole.into());
+        }
+        Number::from_f64(self.double.or(self.float.map(f64::from))?).map(Value::Number)
+    }
+}
+
+/// The rest of a file, or of a payload.
+struct Bytes<'a> {
+    left: &'a [u8],
+    whole: usize,
+}
+
+impl<'a> Bytes<'a> {
+    fn new(bytes: &'a [u8]) -> Self {
+        Self { left: bytes, whole: bytes.len() }
+    }
+
+    fn take(&mut self, count: usize, what: &str) -> Result<&'a [u8], String> {
+        let at = self.whole - self.left.len();
+        let (taken, left) = self.left.split_at_checked(count).ok_or_else(|| {
+            format!("{what} at byte {at} has {count} bytes, {} are left: it is cut off or damaged", self.left.len())
+        })?;
+        self.left = left;
+        Ok(taken)
+    }
+
+    /// What a length precedes.
+    fn counted(&mut self, what: &str) -> Result<&'a [u8], String> {
+        let length = self.take(4, "a length")?;
+        let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
+        self.take(length as usize, what)
+    }
+}
+
+/// Reads the launches of a report.
+pub(super) fn read(bytes: &[u8]) -> Result<Vec<Raw>, String> {
+    let mut file = Bytes::new(bytes);
+    file.take(4, "the file's mark")?;
+    let header =
+        FileHeader::decode(file.counted("the file's header")?).map_err(|error| format!("its header: {error}"))?;
+    let version = header.version.ok_or("its header has no version")?;
+    let told =
+        |what: &str, reason: &dyn std::fmt::Display| format!("{what} (version {version} of the format): {reason}");
+    let mut strings: Vec<String> = Vec::new();
+    let mut launches = Vec::new();
+    while !file.left.is_empty() {
+        let header = BlockHeader::decode(file.counted("a block's header")?).map_err(|error| told("a block", &error))?;
+        if let Some(table) = header.string_table.filter(|table| !table.strings.is_empty()) {
+            strings = table.strings;
+        }
+        let mut payload = Bytes::new(file.take(header.payload_size.unwrap_or(0) as usize, "a block's payload")?);
+        for _ in 0..header.num_sources.unwrap_or(0) {
+            payload.counted("a source")?;
+        }
+        for _ in 0..header.num_results.unwrap_or(0) {
+            let result =
+                ProfileResult::decode(payload.counted("a result")?).map_err(|error| told("a result", &error))?;
+            launches.push(launch(result, &strings).map_err(|error| told("a result", &error))?);
+        }
+        for _ in 0..header.num_range_results.unwrap_or(0) {
+            payload.counted("a range result")?;
+        }
+        if !payload.left.is_empty() {
+            return Err(told("a block", &format!("{} bytes of its payload are of no result", payload.left.len())));
+        }
+    }
+    Ok(launches)
+}
+
+fn launch(result: ProfileResult, strings: &[String]) -> Result<Raw, String> {
+    let dims = |dims: Option<Uint64x3>, what: &str| {
+        let dims = dims.and_then(|dims| Some([dims.x?, dims.y?, dims.z?]));
+        dims.ok_or_else(|| format!("it has no {what}"))
+    };
+    let names = [result.function_name, result.demangled_name, result.mangled_name];
+    let kernel = names.into_iter().flatten().find(|name| !name.is_empty()).ok_or("its kernel has no name")?;
+    let mut raw =
+        Raw { grid: dims(result.grid, "grid")?, block: dims(result.block, "block")?, kernel, ..Raw::default() };
+    for metric in result.metrics {
+        let index = metric.name_id.ok_or("a metric has no name")?;
+        let name = strings
+            .get(index as usize)
+            .ok_or_else(|| format!("a metric has the name {index} of {} names", strings.len()))?;
+        if let Some(value) = metric.value.and_then(MetricValue::json) {
+            raw.metrics.insert(name.clone(), value);
+        }
+    }
+    let whole = |name: &str| u32::try_from(raw.metrics.get(name)?.as_u64()?).ok();
+    let (major, minor) = ("device__attribute_compute_capability_major", "device__attribute_compute_capability_minor");
+    raw.capability = whole(major).zip(whole(minor));
+    raw.gpu = raw.metrics.get("device__attribute_display_name").and_then(Value::as_str).map(str::to_owned);
+    Ok(raw)
+}

@@ -1,0 +1,80 @@
+"""torch's functions on tensors of the CPU; skipped where torch is absent."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from flashstrata import flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func  # noqa: E402
+
+SDPA = torch.nn.functional.scaled_dot_product_attention
+
+
+def tensors(*shapes, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def expected(q, k, v, causal=False):
+    """SDPA in float64 of (batch, seqlen, heads, dim); causal for equal lengths."""
+    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
+    return SDPA(q, k, v, is_causal=causal, enable_gqa=True).transpose(1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_is_what_torch_computes(dtype, causal):
+    q, k, v = tensors((2, 133, 6, 64), (2, 133, 2, 64), (2, 133, 2, 64), dtype=dtype)
+    out, lse, _ = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
+    bound = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    assert (out.double() - expected(q, k, v, causal)).abs().max() < bound
+    assert lse.shape == (2, 6, 133) and lse.isfinite().all()
+
+
+def test_strides_are_free():
+    (qkv,) = tensors((1, 50, 3, 4, 32))
+    out = flash_attn_qkvpacked_func(qkv)
+    assert (out.double() - expected(*qkv.unbind(2))).abs().max() < 1e-5
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv.unbind(2))
+    assert torch.equal(flash_attn_func(q, k, v), out)
+
+
+def test_packed_sequences():
+    q, k, v = tensors((70, 4, 32), (90, 4, 32), (90, 4, 32))
+    offsets = torch.tensor([0, 20, 20, 70], dtype=torch.int32), torch.tensor([0, 30, 40, 90], dtype=torch.int32)
+    out = flash_attn_varlen_func(q, k, v, *offsets, 50, 50)
+    assert (out[:20].double() - expected(q[None, :20], k[None, :30], v[None, :30])[0]).abs().max() < 1e-5
+    assert (out[20:].double() - expected(q[None, 20:], k[None, 40:], v[None, 40:])[0]).abs().max() < 1e-5
+    with pytest.raises(ValueError, match="cu_seqlens_k"):
+        flash_attn_varlen_func(q, k, v, offsets[0], torch.tensor([0, 30, 20, 90], dtype=torch.int32), 50, 90)
+
+
+def test_alibi_slopes_are_read():
+    q, k, v = tensors((1, 9, 2, 16), (1, 9, 2, 16), (1, 9, 2, 16))
+    steep = flash_attn_func(q, k, v, alibi_slopes=torch.tensor([1e4, 1e4]))
+    assert torch.allclose(steep, v)
+
+
+def test_compiled():
+    q, k, v = tensors((1, 40, 2, 16), (1, 40, 2, 16), (1, 40, 2, 16))
+    compiled = torch.compile(lambda q, k, v: flash_attn_func(q, k, v, causal=True) * 2, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(q, k, v), flash_attn_func(q, k, v, causal=True) * 2)
+
+
+@pytest.mark.parametrize("threads", [2, 8])
+def test_threads(threads):
+    from concurrent.futures import ThreadPoolExecutor
+
+    q, k, v = tensors((1, 200, 2, 64), (1, 200, 2, 64), (1, 200, 2, 64))
+    out = flash_attn_func(q, k, v)
+    with ThreadPoolExecutor(threads) as pool:
+        assert all(torch.equal(out, one) for one in pool.map(lambda _: flash_attn_func(q, k, v), range(16)))
+
+
+def test_refusals_name_the_argument():
+    q, k, v = tensors((1, 9, 2, 16), (1, 9, 2, 16), (1, 9, 2, 16))
+    with pytest.raises(NotImplementedError, match="requires grad"):
+        flash_attn_func(q.requires_grad_(), k, v)
+    with pytest.raises(ValueError, match="k is torch.float16"):
+        flash_attn_func(q.detach(), k.half(), v)
+    with pytest.raises(ValueError, match="meta"):
+        flash_attn_func(*(x.detach().to("meta") for x in (q, k, v)))
