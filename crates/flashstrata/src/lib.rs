@@ -75,7 +75,7 @@ pub use arch::{Gpu, Sm};
 pub use half;
 pub use kernels::{
     Coverage, Dtype, Feature, InputError, Inputs, Layout, Mask, Outputs, ParseProblemError, PlanError, Problem,
-    ProblemError, ProblemSpec, Stratum, Strides, Tensor, TensorError, Tiles, Varlen,
+    ProblemError, ProblemSpec, Stratum, Strides, Technique, Tensor, TensorError, Tiles, Varlen, Without,
 };
 
 pub use attention::{Attention, Operands};

@@ -2,7 +2,7 @@
 
 use ptx::{KernelError, Target};
 
-use crate::config::{Config, Program};
+use crate::config::{Config, Program, Without};
 use crate::plan::{LaunchPlan, Options, plan_with};
 use crate::{Dtype, Layout, PlanError, Problem, Stratum, naive, v1, v2, v2_kt};
 
@@ -87,6 +87,7 @@ pub fn configurations() -> Result<Vec<(String, Program)>, PlanError> {
                 softcap: false,
                 alibi: false,
                 tf32: false,
+                without: Without::default(),
                 split: false,
                 vector,
                 piece: 2,
