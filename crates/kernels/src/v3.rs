@@ -405,7 +405,7 @@ fn produce(k: &mut KernelBuilder, cta: &Cta, source: Source) {
             let one = k.setp(Compare::Eq, thread, 0);
             k.if_(one, |k| {
                 let [at_queries, at_keys] = [(); 2].map(|()| Cursor::new(k));
-                for_each_tile(k, cta, |k, work| load(k, cta, work, maps, at_queries, at_keys));
+                for_each_tile(k, cta, |k, work, choose| load(k, cta, work, choose, maps, at_queries, at_keys));
                 if let Some(loaded) = cta.loaded {
                     loaded.ring.wait_empty(k, at_keys);
                     let place = loaded.ended(k, at_keys);
@@ -423,13 +423,23 @@ fn produce(k: &mut KernelBuilder, cta: &Cta, source: Source) {
         }
         Source::Tensors(tensors) => {
             let gather = Gather::new(k, cta, tensors);
-            for_each_tile(k, cta, |k, work| gather.load(k, work));
+            for_each_tile(k, cta, |k, work, choose| {
+                choose(k);
+                gather.load(k, work);
+            });
         }
     }
 }
 
 /// Goes through the CTA's tiles, as far as some query sees a key.
-fn for_each_tile(k: &mut KernelBuilder, cta: &Cta, load: impl FnOnce(&mut KernelBuilder, &Work)) {
+///
+/// `load` calls the second of its functions, which chooses the next tile, when little of the tile is left to load: who chooses early
+/// takes what another, done before, should have had. The answer takes about as long as a load.
+fn for_each_tile(
+    k: &mut KernelBuilder,
+    cta: &Cta,
+    load: impl FnOnce(&mut KernelBuilder, &Work, &dyn Fn(&mut KernelBuilder)),
+) {
     let counter = cta.config.dynamic.then(|| k.pointer_param("counter", 8));
     let ctas = k.special(Special::NctaidX);
     let at_next = Cursor::new(k);
@@ -438,16 +448,16 @@ fn for_each_tile(k: &mut KernelBuilder, cta: &Cta, load: impl FnOnce(&mut Kernel
         |k| k.setp(Compare::Lt, tile, cta.schedule.tiles),
         |k| {
             let work = cta.schedule.work(k, tile);
-            // Asked for early: the answer takes as long as a load.
-            let following = match counter {
-                None => k.add(tile, ctas),
+            let following = k.reg();
+            let choose = |k: &mut KernelBuilder| match counter {
+                None => k.add_to(following, tile, ctas),
                 Some(counter) => {
                     let taken = k.atomic_add(Pointer::at(counter), 1);
-                    k.add(taken, ctas)
+                    k.add_to(following, taken, ctas);
                 }
             };
             let nothing = work.sees_nothing(k);
-            k.if_(!nothing, |k| load(k, &work));
+            k.if_else(nothing, choose, |k| load(k, &work, &choose));
             if counter.is_some() {
                 cta.next.wait_empty(k, at_next);
                 let place = number(k, cta, at_next);
@@ -473,6 +483,7 @@ fn load(
     k: &mut KernelBuilder,
     cta: &Cta,
     work: &Work,
+    choose_next: &dyn Fn(&mut KernelBuilder),
     [q_map, k_map, v_map]: [TensorMapParam; 3],
     at_queries: Cursor,
     at_keys: Cursor,
@@ -483,6 +494,8 @@ fn load(
     k.while_(
         |k| !work.is_over(k, block),
         |k| {
+            let last = k.setp(Compare::Eq, block, work.first_block());
+            k.if_(last, choose_next);
             let to_values = cta.loaded.map_or(cta.values, |loaded| loaded.ring);
             for (ring, tile, map) in [(cta.keys, keys, k_map), (to_values, values, v_map)] {
                 load_block(k, cta, work, block, (ring, tile, map), at_keys);
@@ -1111,10 +1124,7 @@ impl<'a> Consumer<'a> {
     fn scored(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
         self.cta.keys.release(k, self.at_keys, self.leader);
         self.cta.keys.advance(k, self.at_keys);
-        let last = match work.lowest {
-            None => k.setp_and(Compare::Eq, block, 0, self.leader),
-            Some(lowest) => k.setp_and(Compare::Eq, block, lowest, self.leader),
-        };
+        let last = k.setp_and(Compare::Eq, block, work.first_block(), self.leader);
         self.queries.release(k, self.at_queries, last);
     }
 
