@@ -8,7 +8,7 @@ use maud::{Markup, PreEscaped, html};
 /// Units of width of every chart: so few that text is still read on a phone.
 const WIDTH: f64 = 480.0;
 /// Text that stands at the left of bars.
-const LABELS: f64 = 96.0;
+const LABELS: f64 = 126.0;
 /// Room for the figure at a bar's end.
 const FIGURES: f64 = 62.0;
 
@@ -138,7 +138,7 @@ pub fn bars(title: &str, unit: &str, series: &[&str], rows: &[Row], scale: Scale
             r#"<text class="label" x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
             LABELS - 6.0,
             top + row_height / 2.0,
-            escaped(&crate::prose::clip(&row.label, 15))
+            escaped(&crate::prose::clip(&row.label, 16))
         );
         for (which, value) in row.values.iter().enumerate() {
             let Some(value) = value else { continue };

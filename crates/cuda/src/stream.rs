@@ -14,6 +14,7 @@ use ptx::{Backend, Launch};
 use crate::context::{Context, Handle};
 use crate::error::Error;
 use crate::module::{Attributes, Function, Loaded};
+use crate::nvtx::Range;
 use crate::packing::Packed;
 
 /// A stream of a context and the memory allocated through it, which goes back when the stream is dropped.
@@ -134,7 +135,7 @@ impl Stream {
         })
     }
 
-    /// Starts a launch after what is in the stream, and does not wait for it.
+    /// Starts a launch after what is in the stream, and does not wait for it. It is in the NVTX range `flashstrata`.
     ///
     /// # Errors
     /// When the driver refuses it, or something before it faulted.
@@ -144,6 +145,7 @@ impl Stream {
             return Err(Error::Launch { kernel: launch.function.loaded.name.clone(), what });
         }
         let _current = self.context.current()?;
+        let _range = Range::new(c"flashstrata");
         let mut attributes = [CUlaunchAttribute {
             id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE,
             pad: [0; 4],

@@ -491,11 +491,13 @@ fn load(
     let Geometry { keys, values, .. } = cta.geometry;
     load_queries(k, cta, work, q_map, at_queries);
     let block = k.mov(work.last);
+    let last_but_one = k.add(work.first_block(), 1);
+    let last_but_one = k.min(last_but_one, work.last);
     k.while_(
         |k| !work.is_over(k, block),
         |k| {
-            let last = k.setp(Compare::Eq, block, work.first_block());
-            k.if_(last, choose_next);
+            let little_left = k.setp(Compare::Eq, block, last_but_one);
+            k.if_(little_left, choose_next);
             let to_values = cta.loaded.map_or(cta.values, |loaded| loaded.ring);
             for (ring, tile, map) in [(cta.keys, keys, k_map), (to_values, values, v_map)] {
                 load_block(k, cta, work, block, (ring, tile, map), at_keys);

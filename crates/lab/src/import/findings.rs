@@ -4,15 +4,26 @@ use arch::{Feature, Gpu, Target, TensorOperand};
 use kernels::Dtype;
 
 use super::ProfileRecord;
-use super::metrics::{FFMA, SMS, tensor};
+use super::metrics::{FFMA, GMMA, SMS, tensor};
 use crate::figures::{bytes, count, list, percent, times};
 use crate::findings::{Finding, Severity};
 use crate::thresholds::Thresholds;
 
 /// Everything the rules find, in the order of the rules.
 pub fn findings(record: &ProfileRecord, thresholds: &Thresholds) -> Vec<Finding> {
-    let rules =
-        [occupancy, grid, spills, dram_bytes, load_conflicts, store_conflicts, idle_tensor_cores, mio, copies, gmma];
+    let rules = [
+        occupancy,
+        grid,
+        spills,
+        dram_bytes,
+        stored_bytes,
+        load_conflicts,
+        store_conflicts,
+        idle_tensor_cores,
+        mio,
+        copies,
+        gmma,
+    ];
     rules.into_iter().filter_map(|rule| rule(record, thresholds)).collect()
 }
 
@@ -59,14 +70,15 @@ fn occupancy(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding>
         limiters => format!(", limited by {}", list(limiters.iter().map(limiter))),
     };
     let achieved = occupancy.achieved_pct.map_or_else(String::new, |pct| format!("; {pct:.1} % were reached"));
-    found(
-        "occupancy",
-        format!(
-            "{theoretical:.1} % (threshold {:.0} %){limited}{achieved}. With so few warps the latency of loads is hard to hide. \
-             Smaller tiles, or fewer registers a thread, let more CTAs run at once.",
-            100.0 * thresholds.occupancy
-        ),
-    )
+    let text = format!("{theoretical:.1} % (threshold {:.0} %){limited}{achieved}. ", 100.0 * thresholds.occupancy);
+    if record.metric(GMMA).is_some_and(|executed| executed > 0.0) {
+        let why =
+            "Products by wgmma go on without warps, and copies where the copy engine makes them: few warps suffice.";
+        return Some(Finding { severity: Severity::Note, ..found("occupancy", text + why)? });
+    }
+    let remedy = "With so few warps the latency of loads is hard to hide. Smaller tiles, or fewer registers a thread, let more CTAs run \
+                  at once.";
+    found("occupancy", text + remedy)
 }
 
 fn grid(record: &ProfileRecord, _: &Thresholds) -> Option<Finding> {
@@ -116,6 +128,27 @@ fn dram_bytes(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding
         times(thresholds.bytes),
     );
     found("dram-bytes", text)
+}
+
+/// What is stored more often than there are results, be it to L2.
+fn stored_bytes(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {
+    /// Bytes of a sector.
+    const SECTOR: f64 = 32.0;
+    let stored = SECTOR * record.counters.get("global_store_sectors")?;
+    let compulsory = record.compulsory_bytes?;
+    let ratio = stored / compulsory.max(1) as f64;
+    if ratio <= thresholds.bytes {
+        return None;
+    }
+    let text = format!(
+        "{} stored to global memory are {} the compulsory {}, inputs included (threshold {}): intermediate results go through memory. \
+         Sums that stay in registers until they are finished are stored once.",
+        bytes(whole(stored)),
+        times(ratio),
+        bytes(compulsory),
+        times(thresholds.bytes),
+    );
+    found("stored-bytes", text)
 }
 
 fn load_conflicts(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {
@@ -169,19 +202,21 @@ fn idle_tensor_cores(record: &ProfileRecord, _: &Thresholds) -> Option<Finding> 
     let multiply_adds = record.metric(FFMA)?;
     let tensor: f64 = tensor(record.architecture()).iter().map(|name| record.metric(name)).sum::<Option<f64>>()?;
     let threads: u64 = record.grid.iter().chain(&record.block).product();
-    // The softmax alone has some: many a thread are products.
-    if tensor > 0.0 || multiply_adds <= 256.0 * threads as f64 {
+    // The softmax alone has some: many a thread are products. Some conversions go through the tensor cores' pipe: of the
+    // smallest product each instruction is worth this many multiply-adds, and a few of them are none.
+    const PRODUCT: f64 = 512.0;
+    if PRODUCT * tensor > 0.01 * multiply_adds || multiply_adds <= 256.0 * threads as f64 {
         return None;
     }
     let sm = record.architecture()?;
     let text = match (operand(record), record.dtype.as_deref()) {
         (Some(operand), _) => format!(
-            "{} multiply-adds run on the FMA pipe and none on the tensor cores, which do {operand} products on {sm}.",
+            "{} multiply-adds run on the FMA pipe and next to none on the tensor cores, which do {operand} products on {sm}.",
             count(whole(multiply_adds))
         ),
         // The type decides, and nobody said it.
         (None, None) => format!(
-            "{} multiply-adds run on the FMA pipe and none on the tensor cores. Were the operands f16{}, the tensor cores of {sm} \
+            "{} multiply-adds run on the FMA pipe and next to none on the tensor cores. Were the operands f16{}, the tensor cores of {sm} \
              would take them (--dtype says what they are).",
             count(whole(multiply_adds)),
             if Target::best(sm).supports(Feature::Bf16Mma) { " or bf16" } else { "" }

@@ -53,6 +53,7 @@ const LATENCY: &str = "smsp__average_warp_latency_per_inst_issued.ratio";
 
 /// Metrics that findings look at as they are.
 pub(super) const FFMA: &str = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum";
+pub(super) const GMMA: &str = "sm__inst_executed_pipe_tensor_op_gmma.sum";
 pub(super) const SMS: &str = "device__attribute_multiprocessor_count";
 const OTHERS: [&str; 12] = [
     FFMA,
@@ -73,7 +74,7 @@ const OTHERS: [&str; 12] = [
 pub(super) fn tensor(sm: Option<Sm>) -> &'static [&'static str] {
     match sm {
         Some(sm) if sm >= Sm::Sm100 => &["sm__inst_executed_pipe_tensor_subpipe_hmma.sum"],
-        Some(Sm::Sm90) => &["sm__inst_executed_pipe_tensor_op_hmma.sum", "sm__inst_executed_pipe_tensor_op_gmma.sum"],
+        Some(Sm::Sm90) => &["sm__inst_executed_pipe_tensor_op_hmma.sum", GMMA],
         _ => &["sm__inst_executed_pipe_tensor_op_hmma.sum"],
     }
 }

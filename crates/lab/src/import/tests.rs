@@ -275,6 +275,11 @@ fn the_articles_conclusions_follow_from_a_chips_counters() {
     // 11.58 GB read, 5.54 GB written (d 64).
     let v1 = of("f32", "10x64x1024x64", json!({"dram__bytes_read.sum": 11.58e9, "dram__bytes_write.sum": 5.54e9}));
     assert_eq!(ids(&v1), ["dram-bytes"]);
+    // An H200's L2 holds them, and the stores show (2x16x1024x64).
+    let v1 = json!({"dram__bytes_read.sum": 33.9e6, "dram__bytes_write.sum": 984.3e3, "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum": 8_650_752});
+    let v1 = of("f32", "2x16x1024x64", v1);
+    assert_eq!(ids(&v1), ["stored-bytes"]);
+    assert!(v1.findings[0].text.contains("276.8 MB stored to global memory are 8.19x"), "{}", v1.findings[0].text);
     // 412.18 MB read, and the table of conflicts (d 32).
     let v2 = of(
         "f32",
@@ -296,6 +301,10 @@ fn the_articles_conclusions_follow_from_a_chips_counters() {
             "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum": 43e9})
     };
     assert_eq!(ids(&of("f16", "10x64x1024x32", metrics())), ["idle-tensor-cores", "mio-limited"]);
+    // Conversions of bf16 that go through the tensor cores' pipe are no products.
+    let mut few = metrics();
+    few["sm__inst_executed_pipe_tensor_op_hmma.sum"] = json!(16_384);
+    assert_eq!(ids(&of("f16", "10x64x1024x32", few)), ["idle-tensor-cores", "mio-limited"]);
     // Tensor cores that wait for copies.
     let v2_tc = json!({"smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio": 5.0,
         "smsp__average_warp_latency_per_inst_issued.ratio": 12.0});
