@@ -128,7 +128,7 @@ fn padded(dtype: Dtype, columns: u32) -> u32 {
 const NEXT_STAGES: u32 = 2;
 
 /// The tile sizes measured fastest on an H200 (docs/lab-notes/v3.md): two warpgroups of 64 queries and 128 keys, or 80 where
-/// the head dimension leaves no room for more. Where it is at most 64 a third warpgroup keeps the tensor cores busy beside
+/// the head dimension leaves no room for more, or 64 where rows are so short that what a block has beyond their end counts. Where it is at most 64 a third warpgroup keeps the tensor cores busy beside
 /// the exponentials, unless a causal mask leaves short rows for which smaller tiles waste less. Products of 8-bit types take
 /// half the time: what holds for 64 columns of 16 bits holds for 128 of theirs.
 pub fn default_tiles(problem: &Problem) -> Tiles {
@@ -143,6 +143,7 @@ pub fn default_tiles(problem: &Problem) -> Tiles {
         129.. if scaled => (2, 128),
         0..=128 => (2, 128),
         129..=192 => (2, 112),
+        _ if short || problem.seqlen_k < SHORT / 2 => (2, 64),
         _ => (2, 80),
     };
     Tiles { block_q: consumers * ROWS, block_kv, threads: WARPGROUP * (consumers + 1) }

@@ -244,7 +244,7 @@ mod tests {
             let (mut b, mut c) = (vec![0.0; 32 * 8], [c; 8]);
             b.iter_mut().skip(3).step_by(8).for_each(|b| *b = 1.0);
             multiply_add_cut(&a, &b, &mut c, 32, 8);
-            assert!(c[2] == c[4], "{c:?}");
+            assert!(c[2].total_cmp(&c[4]).is_eq(), "{c:?}");
             c[3]
         };
         let terms = |given: &[f32]| std::array::from_fn(|index| given.get(index).copied().unwrap_or(0.0));

@@ -279,7 +279,7 @@ fn the_articles_conclusions_follow_from_a_chips_counters() {
     let v1 = json!({"dram__bytes_read.sum": 33.9e6, "dram__bytes_write.sum": 984.3e3, "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum": 8_650_752});
     let v1 = of("f32", "2x16x1024x64", v1);
     assert_eq!(ids(&v1), ["stored-bytes"]);
-    assert!(v1.findings[0].text.contains("276.8 MB stored to global memory are 8.19x"), "{}", v1.findings[0].text);
+    assert!(v1.findings[0].text.contains("276.8 MB stored to global memory are 8.22x"), "{}", v1.findings[0].text);
     // 412.18 MB read, and the table of conflicts (d 32).
     let v2 = of(
         "f32",
