@@ -128,9 +128,10 @@ fn padded(dtype: Dtype, columns: u32) -> u32 {
 const NEXT_STAGES: u32 = 2;
 
 /// The tile sizes measured fastest on an H200 (docs/lab-notes/v3.md): two warpgroups of 64 queries and 128 keys, or 80 where
-/// the head dimension leaves no room for more, or 64 where rows are so short that what a block has beyond their end counts. Where it is at most 64 a third warpgroup keeps the tensor cores busy beside
-/// the exponentials, unless a causal mask leaves short rows for which smaller tiles waste less. Products of 8-bit types take
-/// half the time: what holds for 64 columns of 16 bits holds for 128 of theirs.
+/// the head dimension leaves no room for more, or 64 where rows are so short that what a block has beyond their end counts.
+/// Where the head dimension is at most 64 a third warpgroup keeps the tensor cores busy beside the exponentials, unless a
+/// causal mask leaves short rows for which smaller tiles waste less. Products of 8-bit types take half the time: what holds
+/// for 64 columns of 16 bits holds for 128 of theirs.
 pub fn default_tiles(problem: &Problem) -> Tiles {
     const SHORT: usize = 2048;
     const LONG: usize = 8192;
