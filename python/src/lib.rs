@@ -330,6 +330,7 @@ impl PyDevice {
             q: tensor(problem.q_shape(), q).map_err(|error| value(&error))?,
             k: tensor(problem.k_shape(), k).map_err(|error| value(&error))?,
             v: tensor(problem.v_shape(), v).map_err(|error| value(&error))?,
+            new: None,
         };
         let pool = pool()?;
         let outputs = py.detach(|| -> Result<_, Error> {

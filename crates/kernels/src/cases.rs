@@ -233,6 +233,7 @@ fn means(label: &'static str, spec: ProblemSpec) -> Result<Run, CaseError> {
         q: Tensor::full(problem.dtype, &problem.q_shape(), 0.0)?,
         k: Tensor::full(problem.dtype, &problem.k_shape(), 1.0)?,
         v: Tensor::generate(problem.dtype, &problem.v_shape(), |index| index[1] as f64)?,
+        new: None,
     };
     let means = known(&problem, &inputs, |entry, _, row, _| {
         let seen = problem.seen_keys(entry, row);
@@ -323,6 +324,7 @@ fn constant_rows(dtype: Dtype, _: u64) -> Runs {
                 q: constant(problem.q_shape())?,
                 k: constant(problem.k_shape())?,
                 v: constant(problem.v_shape())?,
+                new: None,
             };
             runs.push(exact(label, problem, inputs, |_, _, _, _| 1000.0)?);
         }
@@ -341,6 +343,7 @@ fn extreme_logits(dtype: Dtype, seed: u64) -> Runs {
             q: Tensor::generate(dtype, &problem.q_shape(), |index| first(index, -200.0))?,
             k: Tensor::generate(dtype, &problem.k_shape(), |index| first(index, [100.0, -100.0][index[1]]))?,
             v: Tensor::randn(dtype, &problem.v_shape(), seed)?,
+            new: None,
         };
         let v = inputs.clone();
         runs.push(exact("contract", problem, inputs, |_, head, row, column| value_at(&v, [0, row, head, column]))?);
@@ -398,6 +401,7 @@ fn places(dtype: Dtype, _: u64) -> Runs {
                 q: Tensor::generate(dtype, &problem.q_shape(), |index| code(target(index[1]), index[3]))?,
                 k: Tensor::generate(dtype, &problem.k_shape(), |index| code(index[1], index[3]))?,
                 v: Tensor::generate(dtype, &problem.v_shape(), |index| value(index[1], index[3]))?,
+                new: None,
             };
             runs.push(exact(label, problem, inputs, |_, _, row, column| value(target(row), column))?);
         }
@@ -414,6 +418,7 @@ fn rising_logits(dtype: Dtype, _: u64) -> Runs {
             q: Tensor::generate(dtype, &problem.q_shape(), |index| first(index, 1.0))?,
             k: Tensor::generate(dtype, &problem.k_shape(), |index| first(index, index[1] as f64 / 32.0))?,
             v: Tensor::full(dtype, &problem.v_shape(), 1.0)?,
+            new: None,
         };
         let ones = known(&problem, &inputs, |_, _, _, _| 1.0)?;
         let expect = match dtype {
@@ -437,7 +442,7 @@ fn invisible_nan(dtype: Dtype, seed: u64) -> Runs {
             let drawn = Inputs::randn(&buffers, seed)?;
             let ended_by = |filler: f64| -> Result<Inputs, TensorError> {
                 let end = |t: &Tensor| t.map(|i, x| if i[1] < 228 { x } else { filler })?.narrow(1, 0, 228);
-                Ok(Inputs { q: drawn.q.clone(), k: end(&drawn.k)?, v: end(&drawn.v)? })
+                Ok(Inputs { q: drawn.q.clone(), k: end(&drawn.k)?, v: end(&drawn.v)?, new: None })
             };
             let same = Expect::SameAs(Box::new((problem.clone(), ended_by(0.0)?)));
             runs.push(call(label, problem, ended_by(f64::NAN)?, same));
@@ -447,7 +452,7 @@ fn invisible_nan(dtype: Dtype, seed: u64) -> Runs {
         let drawn = Inputs::randn(&problem, seed)?;
         let begun_by = |filler: f64| -> Result<Inputs, TensorError> {
             let begin = |t: &Tensor| t.map(|i, x| if i[1] < 118 { filler } else { x });
-            Ok(Inputs { q: drawn.q.clone(), k: begin(&drawn.k)?, v: begin(&drawn.v)? })
+            Ok(Inputs { q: drawn.q.clone(), k: begin(&drawn.k)?, v: begin(&drawn.v)?, new: None })
         };
         let same = Expect::SameAs(Box::new((problem.clone(), begun_by(0.0)?)));
         runs.push(call("before the window", problem, begun_by(f64::NAN)?, same));
@@ -465,14 +470,16 @@ fn strided(dtype: Dtype, seed: u64) -> Runs {
             q: q.clone(),
             k: randn([2, 456, 2, head_dim], 1)?.step_by(1, 2)?,
             v: randn([2, 2, 228, head_dim], 2)?.transpose(1, 2)?,
+            new: None,
         };
         let expanded = Inputs {
             q,
             k: randn([2, 228, 1, head_dim], 3)?.expand(2, 2)?,
             v: randn([2, 228, 1, head_dim], 4)?.expand(2, 2)?,
+            new: None,
         };
         for (label, inputs) in [("every second key, values by head", layouts), ("an expanded head", expanded)] {
-            let copies = Inputs { q: inputs.q.contiguous()?, k: inputs.k.contiguous()?, v: inputs.v.contiguous()? };
+            let copies = Inputs { q: inputs.q.contiguous()?, k: inputs.k.contiguous()?, v: inputs.v.contiguous()?, new: None };
             let same = Expect::SameAs(Box::new((problem.clone(), copies)));
             runs.push(call(label, problem.clone(), inputs, same));
         }
@@ -487,7 +494,7 @@ fn gqa(dtype: Dtype, seed: u64) -> Runs {
         let problem = expanded.clone().into_spec().heads_kv(2).build()?;
         let inputs = Inputs::randn(&problem, seed)?;
         let copies =
-            Inputs { q: inputs.q.clone(), k: inputs.k.repeat_each(2, ratio)?, v: inputs.v.repeat_each(2, ratio)? };
+            Inputs { q: inputs.q.clone(), k: inputs.k.repeat_each(2, ratio)?, v: inputs.v.repeat_each(2, ratio)?, new: None };
         runs.push(call(label, problem, inputs, Expect::SameAs(Box::new((expanded, copies)))));
     }
     Ok(runs)
@@ -547,6 +554,7 @@ impl Layer {
             q: self.tokens_first(self.q, "q", dtype)?,
             k: self.tokens_first(self.k, "k", dtype)?,
             v: self.tokens_first(self.v, "v", dtype)?,
+            new: None,
         })
     }
 
@@ -693,7 +701,7 @@ mod tests {
                 let bytes = t.storage().iter().copied().cycle().take(t.len() * t.dtype().bytes()).collect();
                 Tensor::from_bytes(t.dtype(), t.shape(), bytes)
             };
-            right(problem, &Inputs { q: dense(&inputs.q)?, k: dense(&inputs.k)?, v: dense(&inputs.v)? })
+            right(problem, &Inputs { q: dense(&inputs.q)?, k: dense(&inputs.k)?, v: dense(&inputs.v)?, new: None })
         };
         assert_eq!(failures(12, Dtype::F32, packed), 8);
     }

@@ -88,6 +88,7 @@ impl Sample {
                 q: stack(&inputs.q, &picked, group)?,
                 k: stack(&inputs.k, &picked, 1)?,
                 v: stack(&inputs.v, &picked, 1)?,
+                new: None,
             },
         };
         let on_borders = |dim: usize| (dim * problem.dtype.bytes()).is_multiple_of(32);

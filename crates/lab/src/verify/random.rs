@@ -157,13 +157,14 @@ pub(super) fn random(dtype: Dtype, seed: u64, number: u32) -> Result<(Run, Trait
         _ => spec,
     };
     let problem = spec.build()?;
-    let Inputs { q, k, v } = Inputs::randn(&problem, rng.random())?;
+    let Inputs { q, k, v, .. } = Inputs::randn(&problem, rng.random())?;
     let laid = traits.of("strides");
     // An expanded head stands for KV heads that are one; queries of several heads are laid like keys of others.
     let inputs = Inputs {
         q: if laid == "expanded head" { q } else { lay(q, laid, rng)? },
         k: lay(k, laid, rng)?,
         v: if rng.random() { lay(v, laid, rng)? } else { v },
+        new: None,
     };
     Ok((Run { label: "random", problem, inputs, expect: Expect::Reference }, traits))
 }
