@@ -137,7 +137,17 @@ impl<'a> Operands<'a> {
         lse: impl Into<DeviceSliceMut<'a>>,
     ) -> Operands<'a> {
         let (q, k, v, out, lse) = (q.into(), k.into(), v.into(), out.into(), lse.into());
-        Operands { q, k, v, out, lse, cu_seqlens: None, alibi_slopes: None, cache: CacheOperands::default(), workspace: None }
+        Operands {
+            q,
+            k,
+            v,
+            out,
+            lse,
+            cu_seqlens: None,
+            alibi_slopes: None,
+            cache: CacheOperands::default(),
+            workspace: None,
+        }
     }
 
     /// Of a packed batch: where each sequence begins, `batch + 1` numbers of 32 bits each, the same as in the plan's problem.
@@ -307,6 +317,11 @@ pub(crate) fn ready<'p>(
                 v: at(&operands.v),
                 out: at(&operands.out.slice),
                 lse: at(&operands.lse.slice).cast(),
+                new: operands.cache.new.filter(|_| problem.cache.is_some()).map(|[k, v]| cpu::NewMemory {
+                    k: at(&k),
+                    v: at(&v),
+                    rotary: operands.cache.rotary.map(|[cos, sin]| [at(&cos).cast_const(), at(&sin).cast_const()]),
+                }),
             };
             return Ok(Ready::Cpu(problem, layout, memory));
         }

@@ -120,12 +120,7 @@ pub fn layout(
 ///
 /// # Errors
 /// When one is not of the problem's type or shape, or its last dimension is not contiguous.
-pub fn appended(
-    problem: &Problem,
-    layout: Layout,
-    k_new: &View<'_>,
-    v_new: &View<'_>,
-) -> Result<Layout, LayoutError> {
+pub fn appended(problem: &Problem, layout: Layout, k_new: &View<'_>, v_new: &View<'_>) -> Result<Layout, LayoutError> {
     let mut layout = layout;
     for (index, (argument, view)) in [("k_new", k_new), ("v_new", v_new)].into_iter().enumerate() {
         layout.new[index] = strides_of(argument, view, problem.dtype, shape(problem, argument))?;

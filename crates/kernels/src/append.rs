@@ -31,8 +31,7 @@ pub fn append(config: &Config) -> Result<Program, KernelError> {
     let pages = config.cache.page_size;
     let block_table = pages.map(|size| (size, k.pointer_param("block_table", 4), k.param::<U32>("pages_of_entry")));
     let element = config.dtype.bytes() as u32;
-    let [k_new, v_new, keys, values] =
-        ["k_new", "v_new", "k", "v"].map(|name| Strided::new(k, name, element));
+    let [k_new, v_new, keys, values] = ["k_new", "v_new", "k", "v"].map(|name| Strided::new(k, name, element));
     let turn = config.cache.rotary.map(|(dim, interleaved)| {
         let [cos, sin] = ["rotary_cos", "rotary_sin"].map(|name| k.pointer_param(name, element));
         let rotary = Rotary { dim, interleaved, cos, sin, positions: k.param("positions") };
@@ -135,13 +134,7 @@ impl Rows<'_> {
     }
 
     /// Copies a row, pairs of its first columns turned as at `position`.
-    fn turned(
-        &self,
-        k: &mut KernelBuilder,
-        rotary: &Rotary,
-        position: Reg<U32>,
-        (from, to): (Reg<U64>, Reg<U64>),
-    ) {
+    fn turned(&self, k: &mut KernelBuilder, rotary: &Rotary, position: Reg<U32>, (from, to): (Reg<U64>, Reg<U64>)) {
         let Self { config, lane } = self;
         let (dtype, bytes) = (config.dtype, config.dtype.bytes() as u32);
         let half = rotary.dim / 2;

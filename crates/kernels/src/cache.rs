@@ -1,8 +1,9 @@
 //! A cache of keys and values: how many keys each batch entry has in it, where they are, and what a call appends first.
 
+use std::collections::HashSet;
 use std::fmt;
 
-use crate::problem::{MAX_EXTENT, ProblemSpec};
+use crate::problem::{MAX_EXTENT, ProblemError, ProblemSpec, Varlen};
 use crate::{InputError, Inputs, Problem, Tensor, TensorError};
 
 /// That k and v are a cache: `[rows, seqlen_k, heads_kv, dim]`, of which each entry has its own number of keys, or pages
@@ -121,7 +122,9 @@ impl Cache {
         let refuse = |given, reason| Err(CacheError::Together { given, reason });
         match (packed, pages, batch_idx, append, seqlens) {
             (true, None, ..) => return refuse("cu_seqlens_k and a cache", "of a packed batch only pages are a cache"),
-            (true, _, _, Some(_), _) => return refuse("cu_seqlens_k and k_new", "nothing is appended to a packed batch"),
+            (true, _, _, Some(_), _) => {
+                return refuse("cu_seqlens_k and k_new", "nothing is appended to a packed batch");
+            }
             (_, Some(_), Some(_), ..) => {
                 return refuse("block_table and cache_batch_idx", "the table says where an entry's keys are");
             }
@@ -168,11 +171,7 @@ impl Cache {
 }
 
 /// Values that are 0 to `most`.
-fn within(
-    argument: &'static str,
-    values: impl Iterator<Item = (usize, i32)>,
-    most: usize,
-) -> Result<(), CacheError> {
+fn within(argument: &'static str, values: impl Iterator<Item = (usize, i32)>, most: usize) -> Result<(), CacheError> {
     let mut values = values;
     match values.find(|&(_, value)| usize::try_from(value).map_or(true, |value| value > most)) {
         Some((index, value)) => Err(CacheError::Value { argument, index, value, most }),
@@ -319,10 +318,25 @@ impl New {
         let shape = |dim| vec![problem.batch, tokens, problem.heads_kv, dim];
         let mut all = vec![("k_new", &self.k, shape(problem.head_dim)), ("v_new", &self.v, shape(problem.head_dim_v))];
         if let (Some([cos, sin]), Some(Rotary { dim, positions, .. })) = (&self.rotary, cache.and_then(Cache::rotary)) {
-            all.extend([("rotary_cos", cos), ("rotary_sin", sin)].map(|(name, of)| (name, of, vec![positions, dim / 2])));
+            all.extend(
+                [("rotary_cos", cos), ("rotary_sin", sin)].map(|(name, of)| (name, of, vec![positions, dim / 2])),
+            );
         }
         all
     }
+}
+
+/// The same inputs with NaN wherever the cache has no key of an entry's: what no call may see.
+///
+/// # Errors
+/// When memory does not suffice.
+pub fn unseen_as_nan(problem: &Problem, inputs: Inputs) -> Result<Inputs, TensorError> {
+    let Some(cache) = &problem.cache else { return Ok(inputs) };
+    let before = |entry| problem.lengths(entry).1 - cache.appended();
+    let keys = (0..problem.batch).flat_map(|entry| (0..before(entry)).map(move |key| (entry, key)));
+    let used: HashSet<_> = keys.map(|(entry, key)| cache.place(problem.batch, entry, key)).collect();
+    let seen = |index: &[usize], x| if used.contains(&(index[0], index[1])) { x } else { f64::NAN };
+    Ok(Inputs { k: inputs.k.map(seen)?, v: inputs.v.map(seen)?, ..inputs })
 }
 
 /// The same call without a cache: keys and values one entry after the other in a packed batch, the new ones among them, queries
@@ -333,32 +347,16 @@ impl New {
 pub fn without_cache(problem: &Problem, inputs: &Inputs) -> Result<(Problem, Inputs), InputError> {
     inputs.check(problem)?;
     let Some(cache) = &problem.cache else { return Ok((problem.clone(), inputs.clone())) };
-    let ends = |of: &dyn Fn(usize) -> usize| {
-        let mut sum = 0;
-        let ends = (0..problem.batch).map(|entry| {
-            sum += of(entry);
-            sum as i32
-        });
-        std::iter::once(0).chain(ends).collect::<Vec<i32>>()
-    };
-    let cu_seqlens_q = ends(&|entry| problem.lengths(entry).0);
-    let cu_seqlens_k = ends(&|entry| problem.lengths(entry).1);
-    let packed = ProblemSpec::packed(problem.heads_q, problem.head_dim, cu_seqlens_q.clone(), cu_seqlens_k.clone());
-    let spec = ProblemSpec {
-        batch: problem.batch,
-        seqlen_q: packed.seqlen_q,
-        seqlen_k: packed.seqlen_k,
-        varlen: packed.varlen,
-        cache: None,
-        ..problem.clone().into_spec()
-    };
+    let packed = packed(problem).map_err(|_| TensorError::TooLarge { shape: problem.k_shape() })?;
+    let Varlen { cu_seqlens_q, cu_seqlens_k } = packed.varlen.clone().unwrap_or_default();
     let entry_of = |ends: &[i32], token: usize| {
         let entry = ends.partition_point(|&end| end as usize <= token) - 1;
         (entry, token - ends[entry] as usize)
     };
     let turned = |tensor: &Tensor, row: &[usize], column: usize, position: usize| {
         let at = |column| tensor.get(&[row, &[column]].concat()).unwrap_or(f64::NAN);
-        let (Some(rotary), Some([cos, sin])) = (cache.rotary(), inputs.new.as_ref().and_then(|new| new.rotary.as_ref()))
+        let (Some(rotary), Some([cos, sin])) =
+            (cache.rotary(), inputs.new.as_ref().and_then(|new| new.rotary.as_ref()))
         else {
             return at(column);
         };
@@ -400,9 +398,28 @@ pub fn without_cache(problem: &Problem, inputs: &Inputs) -> Result<(Problem, Inp
         v: keys(&inputs.v, new_v, problem.head_dim_v, false)?,
         new: None,
     };
-    // A part of a problem that was checked.
-    let problem = spec.build().map_err(|_| TensorError::TooLarge { shape: q_shape.to_vec() })?;
-    Ok((problem, gathered))
+    Ok((packed, gathered))
+}
+
+/// The problem of [`without_cache`].
+///
+/// # Errors
+/// When the entries have more keys together than a packed batch can have.
+pub fn packed(problem: &Problem) -> Result<Problem, ProblemError> {
+    let ends = |argument, of: fn((usize, usize)) -> usize| {
+        let mut sum = 0;
+        let mut ends = vec![0];
+        for entry in 0..problem.batch {
+            sum += of(problem.lengths(entry));
+            let end = i32::try_from(sum);
+            ends.push(end.map_err(|_| ProblemError::Extent { argument, value: sum, least: 0, most: MAX_EXTENT })?);
+        }
+        Ok::<_, ProblemError>(ends)
+    };
+    let (cu_seqlens_q, cu_seqlens_k) = (ends("total_q", |lengths| lengths.0)?, ends("total_k", |lengths| lengths.1)?);
+    let packed = ProblemSpec::packed(problem.heads_q, problem.head_dim, cu_seqlens_q, cu_seqlens_k);
+    let ProblemSpec { seqlen_q, seqlen_k, varlen, .. } = packed;
+    ProblemSpec { seqlen_q, seqlen_k, varlen, cache: None, ..problem.clone().into_spec() }.build()
 }
 
 impl Rotary {

@@ -9,8 +9,8 @@ use std::str::FromStr;
 use arch::{BlockResources, Sm, Target, occupancy};
 use ptx::{Argument, Kernel, KernelError, L2Promotion, Launch, Swizzle, TensorMap, TensorMapError};
 
-use crate::config::{Config, Program, Tiles};
 use crate::cache::{Append, Cache, Rotary};
+use crate::config::{Config, Program, Tiles};
 use crate::tile::{GROUP, SharedMemory};
 use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, append, combine, hopper, naive, v1, v2, v2_kt, v2_tc, v3};
 
@@ -286,12 +286,8 @@ impl Layout {
             self.alignment.is_multiple_of(elements * bytes)
                 && tensors.iter().all(|&(strides, seqlen, heads, dim)| {
                     let batch = if seqlen == usize::MAX { usize::MAX } else { problem.batch };
-                    let steps = [
-                        (strides.batch, batch),
-                        (strides.seq, seqlen),
-                        (strides.head, heads),
-                        (dim, usize::MAX),
-                    ];
+                    let steps =
+                        [(strides.batch, batch), (strides.seq, seqlen), (strides.head, heads), (dim, usize::MAX)];
                     steps.into_iter().all(|(stride, extent)| extent <= 1 || (stride as u64).is_multiple_of(elements))
                 })
         };

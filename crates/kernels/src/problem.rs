@@ -76,7 +76,7 @@ fn side(bound: Option<usize>) -> i64 {
 }
 
 /// Where each sequence of a packed batch begins: `cu_seqlens_q` and `cu_seqlens_k`, `batch + 1` entries each.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Varlen {
     /// Token offsets of the queries; starts at 0, never decreases.
     pub cu_seqlens_q: Vec<i32>,

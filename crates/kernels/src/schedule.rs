@@ -98,7 +98,8 @@ impl Schedule {
             let splits = config.split.then(|| k.param("splits"));
             let cu_seqlens =
                 config.varlen.then(|| [k.pointer_param("cu_seqlens_q", 4), k.pointer_param("cu_seqlens_k", 4)]);
-            let cache_seqlens = config.cache.lengths.then(|| (k.pointer_param("cache_seqlens", 4), k.param("appended")));
+            let cache_seqlens =
+                config.cache.lengths.then(|| (k.pointer_param("cache_seqlens", 4), k.param("appended")));
             let cache_batch_idx = config.cache.indexed.then(|| k.pointer_param("cache_batch_idx", 4));
             let pages = config.cache.page_size;
             let block_table = pages.map(|_| (k.pointer_param("block_table", 4), k.param("pages_of_entry")));

@@ -571,8 +571,11 @@ impl Inputs {
     /// # Errors
     /// The first tensor of a wrong type, shape or layout.
     pub fn check(&self, problem: &Problem) -> Result<(), InputError> {
-        let mut inputs =
-            vec![("q", &self.q, problem.q_shape()), ("k", &self.k, problem.k_shape()), ("v", &self.v, problem.v_shape())];
+        let mut inputs = vec![
+            ("q", &self.q, problem.q_shape()),
+            ("k", &self.k, problem.k_shape()),
+            ("v", &self.v, problem.v_shape()),
+        ];
         let appends = problem.cache.as_ref().is_some_and(|cache| cache.append.is_some());
         match &self.new {
             Some(new) if appends && new.rotary.is_some() >= problem.rotary().is_some() => {

@@ -634,8 +634,7 @@ impl<'a> Ring<'a> {
             Some((row, size)) => {
                 let pages = PageTable::new(k, row, size, config.tiles.block_kv, work);
                 pages.look_up(k, work, work.last);
-                let (k_copies, v_copies) =
-                    (copies(k, geometry.keys, head_dim), copies(k, geometry.values, head_dim_v));
+                let (k_copies, v_copies) = (copies(k, geometry.keys, head_dim), copies(k, geometry.values, head_dim_v));
                 let keys = PagedStream::new(k, k_copies, keys, work.kv_head);
                 Source::Pages(pages, [keys, PagedStream::new(k, v_copies, values, work.kv_head)])
             }

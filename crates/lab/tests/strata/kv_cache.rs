@@ -4,6 +4,7 @@ use arch::{Sm, Target};
 use emulator::{Device, Options, Policy};
 use flashstrata::compute::compute;
 use flashstrata::{Append, Cache, Pages, Rotary};
+use kernels::cache::unseen_as_nan;
 use kernels::plan::{self, plan_with};
 use kernels::{Dtype, Inputs, Layout, Mask, ProblemSpec, Stratum, check, plain, reference};
 
@@ -20,15 +21,7 @@ fn pages(batch: usize, size: usize, capacity: usize) -> (usize, Pages) {
 /// The call on an emulated GPU, with NaN wherever the cache has no key of an entry's, against the reference.
 fn within_tolerance(sm: Sm, spec: ProblemSpec, options: &plan::Options, policy: Policy, seed: u64) {
     let problem = spec.build().unwrap();
-    let cache = problem.cache.clone().unwrap();
-    let mut inputs = Inputs::randn(&problem, seed).unwrap();
-    let appended = cache.appended();
-    let used: std::collections::HashSet<_> = (0..problem.batch)
-        .flat_map(|entry| (0..problem.lengths(entry).1 - appended).map(move |key| (entry, key)))
-        .map(|(entry, key)| cache.place(problem.batch, entry, key))
-        .collect();
-    let hidden = |index: &[usize], x| if used.contains(&(index[0], index[1])) { x } else { f64::NAN };
-    (inputs.k, inputs.v) = (inputs.k.map(hidden).unwrap(), inputs.v.map(hidden).unwrap());
+    let inputs = unseen_as_nan(&problem, Inputs::randn(&problem, seed).unwrap()).unwrap();
     let name = format!("{problem} on {sm}, {options:?}, {policy:?}");
     let layout = Layout::of(&problem, &inputs).unwrap();
     let plan = plan_with(Stratum::V2Tc, &problem, Target::best(sm), &layout, options);
