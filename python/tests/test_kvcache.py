@@ -98,7 +98,7 @@ def test_any_cache(device, index):
     rotary = [None, (dim, True), (dim, False), (16, False)][index % 4] if new else None
     cos = sin = None
     if rotary is not None:
-        angles = torch.arange(room + 40)[:, None] / 1e4 ** (torch.arange(rotary[0] // 2) / (rotary[0] // 2))
+        angles = torch.arange(2 * room)[:, None] / 1e4 ** (torch.arange(rotary[0] // 2) / (rotary[0] // 2))
         cos, sin = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
     causal, window = mask == "causal", (40, 5) if mask == "window" else (-1, -1)
     softcap = 20.0 if index % 5 == 4 else 0.0
@@ -193,7 +193,7 @@ def test_what_is_refused():
         (ValueError, "cache_seqlens is torch.int64", dict(cache_seqlens=lengths.long())),
         (ValueError, "cache_seqlens is 51: it must be 0 to 50", dict(cache_seqlens=51)),
         (ValueError, r"cache_seqlens\[1\] is 51: it must be 0 to 50", dict(cache_seqlens=lengths + 45)),
-        (ValueError, r"cache_seqlens\[1\] is 51: it must be 0 to 47", dict(k=k, v=k, cache_seqlens=lengths + 45)),
+        (ValueError, r"cache_seqlens\[0\] is 50: it must be 0 to 47", dict(k=k, v=k, cache_seqlens=lengths + 45)),
         (ValueError, r"cache_batch_idx\[0\] is 5", dict(cache_seqlens=lengths, cache_batch_idx=lengths)),
         (ValueError, r"block_table\[0\] is 2", dict(cache_seqlens=lengths, block_table=table + 2)),
         (ValueError, "block_table and cache_batch_idx", dict(cache_batch_idx=lengths - 5, block_table=table)),
