@@ -149,7 +149,14 @@ fn what_is_missing_or_too_small_is_named() {
     let short = stream.alloc(8).unwrap();
     refused.push(stream.enqueue(&attention, resident.operands().cache_seqlens(&short)).unwrap_err().to_string());
     refused.push(stream.enqueue(&attention, resident.operands().append(&short, &short)).unwrap_err().to_string());
-    insta::assert_snapshot!(refused.join("\n"), @"");
+    insta::assert_snapshot!(refused.join("\n"), @r"
+    cache_seqlens is not given: the plan's problem has it
+    block_table is not given: the plan's problem has it
+    k_new is not given: the plan's problem has it
+    rotary_cos is not given: the plan's problem has it
+    cache_seqlens has 8 bytes: the call needs 12
+    k_new has 8 bytes: the call needs 1920
+    ");
     assert!(tensor(&resident.out, Dtype::F16, problem.out_shape()).to_f64().iter().all(|x| x.is_nan()));
 }
 
@@ -182,7 +189,22 @@ fn caches_that_cannot_be_are_named() {
         }),
         ProblemSpec::packed(2, 32, vec![0, 5], vec![0, 5]).cache(packed).build().unwrap_err().to_string(),
     ];
-    insta::assert_snapshot!(refused.join("\n"), @"");
+    insta::assert_snapshot!(refused.join("\n"), @r"
+    k_new is given without cache_seqlens: they say where it belongs
+    cache_seqlens has 2 values: it must have batch = 3
+    cache_seqlens[1] is 92: it must be 0 to 91
+    cache_seqlens[1] is -1: it must be 0 to 91
+    block_table and cache_batch_idx are given: the table says where an entry's keys are
+    cache_batch_idx[1] is 11: it must be 0 to 10
+    the first dimension of k is 2: it must be 3 to 2147483647
+    block_table has 6 values: it must have batch = 3 rows of as many pages of 32 keys as hold 96
+    page_size is 0: it must be 1 to 2147483647
+    block_table[4] is 11: it must be 0 to 10
+    seqlen_new is 97: it must be 0 to 96
+    the rotary dimension is 7: it must be even, at least 2 and at most head_dim = 32
+    the positions of rotary_cos is 95: it must be 96 to 2147483647
+    cu_seqlens_k and a cache are given: of a packed batch only pages are a cache
+    ");
 }
 
 #[test]
