@@ -341,6 +341,7 @@ impl PyDevice {
             k: tensor(problem.k_shape(), k).map_err(|error| value(&error))?,
             v: tensor(problem.v_shape(), v).map_err(|error| value(&error))?,
             new: None,
+            descales: None,
         };
         let pool = pool()?;
         let outputs = py.detach(|| -> Result<_, Error> {

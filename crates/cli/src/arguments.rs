@@ -92,7 +92,7 @@ pub struct DigArguments {
     /// BATCHxHEADSxSEQLENxHEAD_DIM and options, such as "2x8/2x512x64 f16 causal".
     #[arg(long, value_name = "PROBLEM", default_value = "10x64x1024x64", conflicts_with_all = ["input", "q"])]
     pub problem: ProblemSpec,
-    /// Storage type: f32, f16 or bf16.
+    /// Storage type: f32, f16, bf16 or e4m3.
     #[arg(long, conflicts_with_all = ["input", "q"])]
     pub dtype: Option<Dtype>,
     #[command(flatten)]

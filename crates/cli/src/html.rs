@@ -292,6 +292,7 @@ fn roof(shown: &[Shown], names: &[String]) -> Markup {
     let operand = shown.iter().find_map(|one| match one.record.key.dtype.parse().ok()? {
         Dtype::F16 => Some((TensorOperand::F16, "tensor cores, f16")),
         Dtype::Bf16 => Some((TensorOperand::Bf16, "tensor cores, bf16")),
+        Dtype::E4m3 => Some((TensorOperand::Fp8, "tensor cores, fp8")),
         Dtype::F32 => None,
     });
     let tensor = operand.and_then(|(operand, name)| Some((name, second(f64::from(rates.tensor.of(operand)?)))));

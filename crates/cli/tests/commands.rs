@@ -39,7 +39,7 @@ fn bad_usage_says_what_is_allowed() {
         (&["dig", "--gpu", "RTX 2071"][..], "nearest is 'RTX 2070'"),
         (&["dig", "--problem", "10x64x1024"], "it must be BATCHxHEADSxSEQLENxHEAD_DIM"),
         (&["dig", "--problem", "1x4/3x8x8"], "heads_q must be a multiple of heads_kv"),
-        (&["dig", "--dtype", "f64"], "it must be f32, f16 or bf16"),
+        (&["dig", "--dtype", "f64"], "it must be f32, f16, bf16 or e4m3"),
         (&["dig", "--strata", "v9"], "v9"),
         (&["dig", "--strata", "naive,naive"], "strata names naive twice"),
         (&["bench", "--device", "emulator"], "bench takes time on a GPU"),

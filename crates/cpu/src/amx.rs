@@ -132,8 +132,8 @@ impl Job<'_> {
             let next = range.end..tile.keys.end.min(range.end + KEYS);
             for strip in 0..height / STRIP {
                 let of_next = |strip| next.start + next.len() * strip / (height / STRIP);
-                keys.prefetch(call.dtype(), of_next(strip)..of_next(strip + 1));
-                values.prefetch(call.dtype(), of_next(strip)..of_next(strip + 1));
+                keys.prefetch(call.element, of_next(strip)..of_next(strip + 1));
+                values.prefetch(call.element, of_next(strip)..of_next(strip + 1));
                 scratch.absorb(call, strip, &range, depth, width);
             }
         }

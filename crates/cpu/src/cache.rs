@@ -3,7 +3,7 @@
 
 use kernels::{Cache, Layout, Problem, Rotary, Strides};
 
-use crate::call::{Memory, narrow, widen};
+use crate::call::{Element, Memory, narrow, widen};
 use crate::{Error, Options, attention};
 
 /// What is appended to a cache, and the angles it is turned by.
@@ -43,7 +43,7 @@ pub(crate) unsafe fn of_cache(
         (row * strides.batch + token * strides.seq + head * strides.head) * size
     };
     let turn = cache.rotary().zip(memory.new.and_then(|new| new.rotary));
-    let turned = Turned { problem, turn };
+    let turned = Turned { element: Element::of(problem.dtype)?, problem, turn };
 
     if let Some(new) = memory.new {
         for entry in 0..problem.batch {
@@ -138,6 +138,7 @@ fn pairs(tokens: usize, heads: usize) -> impl Iterator<Item = (usize, usize)> {
 
 /// What copies queries and new keys.
 struct Turned<'a> {
+    element: Element,
     problem: &'a Problem,
     /// By what they are turned, if they are.
     turn: Option<(Rotary, [*const u8; 2])>,
@@ -149,10 +150,10 @@ impl Turned<'_> {
     /// # Safety
     /// `from` and `to` are rows of `head_dim` elements.
     unsafe fn copy(&self, from: *const u8, to: *mut u8, position: usize) {
-        let (dtype, dim) = (self.problem.dtype, self.problem.head_dim);
+        let (element, dim) = (self.element, self.problem.head_dim);
         let Some((rotary, angles)) = self.turn else {
             // SAFETY: as the caller says.
-            unsafe { from.copy_to_nonoverlapping(to, dim * dtype.bytes()) };
+            unsafe { from.copy_to_nonoverlapping(to, dim * element.bytes()) };
             return;
         };
         let half = rotary.dim / 2;
@@ -161,9 +162,9 @@ impl Turned<'_> {
         let mut both = [[0f32; kernels::problem::MAX_HEAD_DIM / 2]; 2];
         // SAFETY: as the caller says; there are angles for each position.
         unsafe {
-            widen(dtype, from, &mut row[..dim]);
+            widen(element, from, &mut row[..dim]);
             for (angles, to) in angles.into_iter().zip(&mut both) {
-                widen(dtype, angles.add(position * half * dtype.bytes()), &mut to[..half]);
+                widen(element, angles.add(position * half * element.bytes()), &mut to[..half]);
             }
         }
         turned[..dim].copy_from_slice(&row[..dim]);
@@ -174,6 +175,6 @@ impl Turned<'_> {
             turned[second] = row[first] * sin + row[second] * cos;
         }
         // SAFETY: as the caller says.
-        unsafe { narrow(dtype, &turned[..dim], to) };
+        unsafe { narrow(element, &turned[..dim], to) };
     }
 }

@@ -6,8 +6,35 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use kernels::{Dtype, Layout, Problem, Strides};
 
+use crate::Error;
 use crate::buffer::Buffer;
 use crate::cache::NewMemory;
+
+/// The types that are computed here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Element {
+    pub fn of(dtype: Dtype) -> Result<Element, Error> {
+        match dtype {
+            Dtype::F32 => Ok(Element::F32),
+            Dtype::F16 => Ok(Element::F16),
+            Dtype::Bf16 => Ok(Element::Bf16),
+            Dtype::E4m3 => Err(Error::Dtype { dtype }),
+        }
+    }
+
+    pub const fn bytes(self) -> usize {
+        match self {
+            Element::F32 => 4,
+            Element::F16 | Element::Bf16 => 2,
+        }
+    }
+}
 
 /// Where a call's tensors begin.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +56,7 @@ pub struct Memory {
 /// A call, as its tiles see it.
 pub(crate) struct Call<'a> {
     pub problem: &'a Problem,
+    pub element: Element,
     layout: &'a Layout,
     memory: Memory,
     /// Whether a score is a product of a query and a key by the scale, and no more: then products are kept as scores.
@@ -53,14 +81,12 @@ pub(crate) struct Rows {
 }
 
 impl<'a> Call<'a> {
-    pub fn new(problem: &'a Problem, layout: &'a Layout, memory: Memory) -> Self {
+    pub fn new(problem: &'a Problem, layout: &'a Layout, memory: Memory) -> Result<Self, Error> {
+        let element = Element::of(problem.dtype)?;
         let plain = problem.softcap.is_none() && problem.alibi_slopes.is_none();
         let scale = if plain { problem.scale() } else { 1.0 };
-        Self { problem, layout, memory, plain, scale, scale_log2: (scale * std::f64::consts::LOG2_E) as f32 }
-    }
-
-    pub fn dtype(&self) -> Dtype {
-        self.problem.dtype
+        let scale_log2 = (scale * std::f64::consts::LOG2_E) as f32;
+        Ok(Self { problem, element, layout, memory, plain, scale, scale_log2 })
     }
 
     /// Elements to a row, from the tensor's first.
@@ -74,7 +100,7 @@ impl<'a> Call<'a> {
         let token = self.problem.tokens(entry).0.start + i;
         let offset = self.offset(self.layout.q, entry, token, head);
         // SAFETY: the layout's rows are within the tensor (`attention`).
-        unsafe { self.memory.q.add(offset * self.dtype().bytes()) }
+        unsafe { self.memory.q.add(offset * self.element.bytes()) }
     }
 
     pub fn keys(&self, entry: usize, kv_head: usize) -> Rows {
@@ -89,7 +115,7 @@ impl<'a> Call<'a> {
         let token = self.problem.tokens(entry).1.start;
         let offset = self.offset(strides, entry, token, kv_head);
         // SAFETY: the layout's rows are within the tensor (`attention`).
-        Rows { first: unsafe { tensor.add(offset * self.dtype().bytes()) }, stride: strides.seq, dim }
+        Rows { first: unsafe { tensor.add(offset * self.element.bytes()) }, stride: strides.seq, dim }
     }
 
     /// Writes a query's result: its output row, and `lse` from the largest score and the sum of exponentials.
@@ -109,7 +135,7 @@ impl<'a> Call<'a> {
         // SAFETY: the row is the caller's, and within the tensors (`attention`).
         unsafe {
             self.memory.lse.add(row).write(lse);
-            narrow(self.dtype(), out, self.memory.out.add(offset * self.dtype().bytes()));
+            narrow(self.element, out, self.memory.out.add(offset * self.element.bytes()));
         }
     }
 }
@@ -118,13 +144,13 @@ impl<'a> Call<'a> {
 ///
 /// # Safety
 /// There is room for them at `to`.
-pub(crate) unsafe fn narrow(dtype: Dtype, from: &[f32], to: *mut u8) {
+pub(crate) unsafe fn narrow(element: Element, from: &[f32], to: *mut u8) {
     // SAFETY: as the caller says.
     unsafe {
-        match dtype {
-            Dtype::F32 => std::slice::from_raw_parts_mut(to.cast(), from.len()).copy_from_slice(from),
-            Dtype::F16 => std::slice::from_raw_parts_mut(to.cast::<f16>(), from.len()).convert_from_f32_slice(from),
-            Dtype::Bf16 => std::slice::from_raw_parts_mut(to.cast::<bf16>(), from.len()).convert_from_f32_slice(from),
+        match element {
+            Element::F32 => std::slice::from_raw_parts_mut(to.cast(), from.len()).copy_from_slice(from),
+            Element::F16 => std::slice::from_raw_parts_mut(to.cast::<f16>(), from.len()).convert_from_f32_slice(from),
+            Element::Bf16 => std::slice::from_raw_parts_mut(to.cast::<bf16>(), from.len()).convert_from_f32_slice(from),
         }
     }
 }
@@ -134,13 +160,13 @@ pub(crate) unsafe fn narrow(dtype: Dtype, from: &[f32], to: *mut u8) {
 /// # Safety
 /// There are as many as `to` has.
 #[inline(always)]
-pub(crate) unsafe fn widen(dtype: Dtype, from: *const u8, to: &mut [f32]) {
+pub(crate) unsafe fn widen(element: Element, from: *const u8, to: &mut [f32]) {
     // SAFETY: as the caller says.
     unsafe {
-        match dtype {
-            Dtype::F32 => to.copy_from_slice(std::slice::from_raw_parts(from.cast(), to.len())),
-            Dtype::F16 => std::slice::from_raw_parts(from.cast::<f16>(), to.len()).convert_to_f32_slice(to),
-            Dtype::Bf16 => {
+        match element {
+            Element::F32 => to.copy_from_slice(std::slice::from_raw_parts(from.cast(), to.len())),
+            Element::F16 => std::slice::from_raw_parts(from.cast::<f16>(), to.len()).convert_to_f32_slice(to),
+            Element::Bf16 => {
                 let from = std::slice::from_raw_parts(from.cast::<u16>(), to.len());
                 to.iter_mut().zip(from).for_each(|(to, &from)| *to = f32::from_bits(u32::from(from) << 16));
             }
@@ -169,17 +195,17 @@ impl Rows {
     ///
     /// # Safety
     /// There is such a row.
-    pub unsafe fn row(self, dtype: Dtype, row: usize) -> *const u8 {
+    pub unsafe fn row(self, element: Element, row: usize) -> *const u8 {
         // SAFETY: as the caller says.
-        unsafe { self.first.add(row * self.stride * dtype.bytes()) }
+        unsafe { self.first.add(row * self.stride * element.bytes()) }
     }
 
     /// Has rows brought to the second-level cache, where the processor can be told to.
     #[inline(always)]
-    pub fn prefetch(self, dtype: Dtype, rows: Range<usize>) {
+    pub fn prefetch(self, element: Element, rows: Range<usize>) {
         for row in rows {
-            let first = self.first.wrapping_add(row * self.stride * dtype.bytes());
-            prefetch::<false>(first, self.dim * dtype.bytes());
+            let first = self.first.wrapping_add(row * self.stride * element.bytes());
+            prefetch::<false>(first, self.dim * element.bytes());
         }
     }
 
@@ -188,11 +214,11 @@ impl Rows {
     /// # Safety
     /// There are such rows.
     #[inline(always)]
-    pub unsafe fn copy(self, dtype: Dtype, rows: Range<usize>, stride: usize, copies: &mut Buffer) {
+    pub unsafe fn copy(self, element: Element, rows: Range<usize>, stride: usize, copies: &mut Buffer) {
         copies.resize(rows.len() * stride);
         for (row, copy) in rows.zip(copies.chunks_exact_mut(stride)) {
             // SAFETY: as the caller says.
-            unsafe { widen(dtype, self.row(dtype, row), &mut copy[..self.dim]) };
+            unsafe { widen(element, self.row(element, row), &mut copy[..self.dim]) };
         }
     }
 }

@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
-use kernels::Dtype;
 use pulp::{Simd, WithSimd};
 
 use crate::buffer::Buffer;
-use crate::call::{Call, Rows, prefetch, widen};
+use crate::call::{Call, Element, Rows, prefetch, widen};
 use crate::exp2::exp2;
 use crate::lanes::{KEYS, load, store};
 use crate::partial::Partials;
@@ -64,9 +63,9 @@ impl WithSimd for Job<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        match self.call.dtype() {
-            Dtype::Bf16 => self.run::<S, true>(simd),
-            Dtype::F32 | Dtype::F16 => self.run::<S, false>(simd),
+        match self.call.element {
+            Element::Bf16 => self.run::<S, true>(simd),
+            Element::F32 | Element::F16 => self.run::<S, false>(simd),
         }
     }
 }
@@ -87,12 +86,12 @@ impl Job<'_> {
         for range in tile.blocks(KEYS) {
             // SAFETY: a tile's keys are the entry's, and copies are made anew when those before are done with.
             unsafe {
-                let keys = streamed::<PAIRS>(call.dtype(), keys_of, range.clone(), copies);
+                let keys = streamed::<PAIRS>(call.element, keys_of, range.clone(), copies);
                 in_groups!(rows, dot, PAIRS, simd, keys, range.len());
                 for row in rows.iter_mut() {
                     row.absorb(simd, call, &range);
                 }
-                let values = streamed::<PAIRS>(call.dtype(), values_of, range.clone(), copies);
+                let values = streamed::<PAIRS>(call.element, values_of, range.clone(), copies);
                 in_groups!(rows, accumulate, PAIRS, simd, values, range.len());
             }
         }
@@ -112,18 +111,18 @@ impl Job<'_> {
 /// There are such rows, and they outlive the result.
 #[inline(always)]
 unsafe fn streamed<const PAIRS: bool>(
-    dtype: Dtype,
+    element: Element,
     rows: Rows,
     range: Range<usize>,
     copies: &mut Buffer,
 ) -> Streamed<PAIRS> {
     // SAFETY: as the caller says.
     unsafe {
-        if dtype == Dtype::F16 {
-            rows.copy(dtype, range, rows.dim, copies);
+        if element == Element::F16 {
+            rows.copy(element, range, rows.dim, copies);
             return Streamed { first: copies.as_ptr().cast(), stride: rows.dim * 4 };
         }
-        Streamed { first: rows.row(dtype, range.start), stride: rows.stride * dtype.bytes() }
+        Streamed { first: rows.row(element, range.start), stride: rows.stride * element.bytes() }
     }
 }
 
@@ -133,7 +132,7 @@ impl Row {
         let (head, i) = tile.row(problem, row);
         self.query.resize(problem.head_dim);
         // SAFETY: it is a row of the queries.
-        unsafe { widen(call.dtype(), call.query(tile.entry, head, i), &mut self.query) };
+        unsafe { widen(call.element, call.query(tile.entry, head, i), &mut self.query) };
         self.scores.resize(KEYS);
         self.out.refill(problem.head_dim_v, 0.0);
         (self.max, self.sum) = (f32::NEG_INFINITY, 0.0);

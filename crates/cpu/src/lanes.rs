@@ -8,11 +8,10 @@
 
 use std::ops::Range;
 
-use kernels::Dtype;
 use pulp::{Simd, WithSimd};
 
 use crate::buffer::Buffer;
-use crate::call::{Call, Rows, widen};
+use crate::call::{Call, Element, Rows, widen};
 use crate::exp2::exp2;
 use crate::partial::Partials;
 use crate::scores::tanh;
@@ -98,17 +97,17 @@ impl WithSimd for Job<'_> {
         for range in tile.blocks(KEYS) {
             // SAFETY: a tile's keys are the entry's.
             unsafe {
-                keys_of.copy(call.dtype(), range.clone(), KEY_STRIDE, keys);
+                keys_of.copy(call.element, range.clone(), KEY_STRIDE, keys);
                 match panel {
-                    WIDE => to_panels::<WIDE>(call.dtype(), values_of, range.clone(), row, values),
-                    _ => to_panels::<NARROW>(call.dtype(), values_of, range.clone(), row, values),
+                    WIDE => to_panels::<WIDE>(call.element, values_of, range.clone(), row, values),
+                    _ => to_panels::<NARROW>(call.element, values_of, range.clone(), row, values),
                 }
             }
             let next = range.end..tile.keys.end.min(range.end + KEYS);
             for (index, sub_tile) in sub_tiles[..count].iter_mut().enumerate() {
                 let of_next = |index| next.start + next.len() * index / count;
-                keys_of.prefetch(call.dtype(), of_next(index)..of_next(index + 1));
-                values_of.prefetch(call.dtype(), of_next(index)..of_next(index + 1));
+                keys_of.prefetch(call.element, of_next(index)..of_next(index + 1));
+                values_of.prefetch(call.element, of_next(index)..of_next(index + 1));
                 let seen = range.start.max(sub_tile.any.start)..range.end.min(sub_tile.any.end);
                 if seen.is_empty() {
                     continue;
@@ -142,7 +141,7 @@ const fn panel<const W: usize>() -> usize {
 /// There are such rows.
 #[inline(always)]
 unsafe fn to_panels<const W: usize>(
-    dtype: Dtype,
+    element: Element,
     values: Rows,
     range: Range<usize>,
     row: &mut Vec<f32>,
@@ -153,7 +152,7 @@ unsafe fn to_panels<const W: usize>(
     row.resize(values.dim.next_multiple_of(W), 0.0);
     for (key, value) in range.enumerate() {
         // SAFETY: as the caller says.
-        unsafe { widen(dtype, values.row(dtype, value), &mut row[..values.dim]) };
+        unsafe { widen(element, values.row(element, value), &mut row[..values.dim]) };
         let (columns, _) = row.as_chunks::<W>();
         for (panel, columns) in panels.chunks_exact_mut(panel::<W>()).zip(columns) {
             panel.as_chunks_mut().0[key] = *columns;
@@ -182,7 +181,7 @@ impl SubTile {
             let (head, i) = tile.row(problem, r);
             let query = &mut row[lane % AT_ONCE * problem.head_dim..][..problem.head_dim];
             // SAFETY: it is a row of the queries.
-            unsafe { widen(call.dtype(), call.query(tile.entry, head, i), query) };
+            unsafe { widen(call.element, call.query(tile.entry, head, i), query) };
             if lane % AT_ONCE == AT_ONCE - 1 || r == rows.end - 1 {
                 transpose_in(row, &mut self.queries, width, lane / AT_ONCE * AT_ONCE);
             }

@@ -16,14 +16,14 @@ mod tiles;
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use kernels::{InputError, Inputs, Layout, Outputs, Problem, ProblemError, Tensor, TensorError};
+use kernels::{Dtype, InputError, Inputs, Layout, Outputs, Problem, ProblemError, Tensor, TensorError};
 use thiserror::Error;
 
 pub use cache::NewMemory;
 pub use call::Memory;
 pub use instructions::Instructions;
 
-use call::Call;
+use call::{Call, Element};
 use partial::Partials;
 
 /// How a call is computed.
@@ -43,6 +43,12 @@ pub enum Error {
     /// It was stopped: some of its rows are written.
     #[error("stopped before the end")]
     Cancelled,
+    /// Elements that nothing here computes on.
+    #[error("dtype is {dtype}: the CPU computes on f32, f16 or bf16")]
+    Dtype {
+        /// What they are.
+        dtype: Dtype,
+    },
     /// Memory for partial results.
     #[error("out of memory: {bytes} bytes were asked for")]
     Memory {
@@ -52,6 +58,14 @@ pub enum Error {
     /// Keys of a cache that are more together than can be.
     #[error(transparent)]
     Problem(#[from] ProblemError),
+}
+
+/// Refuses what [`attention`] would.
+///
+/// # Errors
+/// When the CPU does not compute on the problem's type.
+pub fn check(problem: &Problem) -> Result<(), Error> {
+    Element::of(problem.dtype).map(|_| ())
 }
 
 /// Computes a call on the threads of the current rayon pool.
@@ -65,7 +79,7 @@ pub unsafe fn attention(problem: &Problem, layout: &Layout, memory: Memory, opti
         // SAFETY: as the caller says.
         return unsafe { cache::of_cache(problem, cache, layout, memory, options) };
     }
-    let call = Call::new(problem, layout, memory);
+    let call = Call::new(problem, layout, memory)?;
     let engine = Engine::of(problem, options.instructions.unwrap_or_else(Instructions::best));
     let threads = rayon::current_num_threads();
     let (height, block) = engine.tile(problem.total_q() * problem.heads_q, threads);
@@ -133,7 +147,7 @@ impl Engine {
             return Engine::Few(instructions);
         }
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        if let Some(amx) = instructions.amx.filter(|_| problem.dtype == kernels::Dtype::Bf16) {
+        if let Some(amx) = instructions.amx.filter(|_| problem.dtype == Dtype::Bf16) {
             return Engine::Amx(amx);
         }
         Engine::Lanes(instructions)

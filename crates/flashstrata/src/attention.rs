@@ -38,6 +38,7 @@ impl Attention {
     }
 
     pub(crate) fn on_cpu(device: Device, problem: &Problem, layout: &Layout) -> Result<Attention, Error> {
+        cpu::check(problem)?;
         layout::check(problem, layout)?;
         Ok(Attention { device, by: By::Cpu(Box::new(problem.clone()), *layout) })
     }
@@ -124,6 +125,7 @@ pub struct Operands<'a> {
     cu_seqlens: Option<[DeviceSlice<'a>; 2]>,
     alibi_slopes: Option<DeviceSlice<'a>>,
     cache: CacheOperands<'a>,
+    descales: Option<[DeviceSlice<'a>; 3]>,
     workspace: Option<DeviceSliceMut<'a>>,
 }
 
@@ -145,6 +147,7 @@ impl<'a> Operands<'a> {
             lse,
             cu_seqlens: None,
             alibi_slopes: None,
+            descales: None,
             cache: CacheOperands::default(),
             workspace: None,
         }
@@ -186,6 +189,16 @@ impl<'a> Operands<'a> {
         Operands { cache: CacheOperands { rotary: Some([cos.into(), sin.into()]), ..self.cache }, ..self }
     }
 
+    /// What the elements of 8-bit q, k and v are multiplied by, f32, `[batch, heads_kv]` each, contiguous.
+    pub fn descales(
+        self,
+        q: impl Into<DeviceSlice<'a>>,
+        k: impl Into<DeviceSlice<'a>>,
+        v: impl Into<DeviceSlice<'a>>,
+    ) -> Operands<'a> {
+        Operands { descales: Some([q.into(), k.into(), v.into()]), ..self }
+    }
+
     /// A workspace of at least [`Plan::workspace_bytes`], at a multiple of [`WORKSPACE_ALIGNMENT`]; nothing need be in it.
     pub fn workspace(self, workspace: impl Into<DeviceSliceMut<'a>>) -> Operands<'a> {
         Operands { workspace: Some(workspace.into()), ..self }
@@ -195,12 +208,12 @@ impl<'a> Operands<'a> {
     fn needs(&self, attention: &Attention) -> Vec<(&'static str, DeviceSlice<'a>, u64, u64)> {
         let problem = attention.problem();
         let reach = |argument| layout::reach(problem, attention.layout(), argument) as u64;
-        let element = problem.dtype.bytes() as u64;
+        let (element, out_element) = (problem.dtype.bytes() as u64, problem.dtype.out().bytes() as u64);
         let mut needs = vec![
             ("q", self.q, reach("q"), element),
             ("k", self.k, reach("k"), element),
             ("v", self.v, reach("v"), element),
-            ("out", self.out.slice, reach("out"), element),
+            ("out", self.out.slice, reach("out"), out_element),
             ("lse", self.lse.slice, attention.lse_bytes(), 4),
         ];
         if let Some([q, k]) = self.cu_seqlens {
@@ -225,6 +238,10 @@ impl<'a> Operands<'a> {
                 let bytes = (positions * dim / 2) as u64 * element;
                 needs.extend([("rotary_cos", cos, bytes, element), ("rotary_sin", sin, bytes, element)]);
             }
+        }
+        if let Some([q, k, v]) = self.descales.filter(|_| problem.dtype.is_scaled()) {
+            let bytes = 4 * problem.descale_shape().into_iter().product::<usize>() as u64;
+            needs.extend([("q_descale", q, bytes, 4), ("k_descale", k, bytes, 4), ("v_descale", v, bytes, 4)]);
         }
         if let Some(workspace) = &self.workspace {
             needs.push(("workspace", workspace.slice, attention.workspace_bytes(), WORKSPACE_ALIGNMENT));
@@ -253,6 +270,9 @@ impl<'a> Operands<'a> {
             if let Some((argument, _)) = missing.into_iter().find(|(_, missing)| *missing) {
                 return Err(Error::Missing { argument });
             }
+        }
+        if problem.dtype.is_scaled() && self.descales.is_none() {
+            return Err(Error::Missing { argument: "q_descale" });
         }
         for (argument, slice, needed, alignment) in self.needs(attention) {
             let DeviceSlice { address, bytes: given, owner, .. } = slice;
@@ -337,6 +357,7 @@ pub(crate) fn ready<'p>(
     let [cu_seqlens_q, cu_seqlens_k] = operands.cu_seqlens.map_or([0; 2], |both| both.map(|slice| slice.address));
     let cache = &operands.cache;
     let address = |slice: Option<DeviceSlice<'_>>| slice.map_or(0, |slice| slice.address);
+    let [q_descale, k_descale, v_descale] = operands.descales.map_or([0; 3], |all| all.map(|slice| slice.address));
     let buffers = Buffers {
         q: operands.q.address,
         k: operands.k.address,
@@ -353,6 +374,10 @@ pub(crate) fn ready<'p>(
         cache_seqlens: address(cache.seqlens),
         cache_batch_idx: address(cache.batch_idx),
         block_table: address(cache.block_table),
+        alibi_slopes: operands.alibi_slopes.map_or(0, |slopes| slopes.address),
+        q_descale,
+        k_descale,
+        v_descale,
         workspaces,
     };
     let launches = plan.kernels.launches(&buffers, inner.backing.multiprocessors())?;

@@ -68,6 +68,13 @@ impl Resident {
             self.allocations.push(storage);
             *address = storage + (tensor.offset() * tensor.dtype().bytes()) as u64;
         }
+        if let Some(descales) = &inputs.descales {
+            let Buffers { q_descale, k_descale, v_descale, .. } = &mut self.buffers;
+            for (address, tensor) in [(q_descale, &descales.q), (k_descale, &descales.k), (v_descale, &descales.v)] {
+                *address = backend.upload(&tensor.to_bytes()?).map_err(ComputeError::Backend)?;
+                self.allocations.push(*address);
+            }
+        }
         if let Some(varlen) = &problem.varlen {
             let Buffers { cu_seqlens_q, cu_seqlens_k, .. } = &mut self.buffers;
             for (address, offsets) in [(cu_seqlens_q, &varlen.cu_seqlens_q), (cu_seqlens_k, &varlen.cu_seqlens_k)] {

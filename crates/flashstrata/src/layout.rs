@@ -104,8 +104,9 @@ pub fn layout(
     ];
     let mut addresses = 16;
     for (argument, view, expected, strides) in views {
-        *strides = strides_of(argument, view, problem.dtype, expected)?;
-        let (address, least) = (view.address, problem.dtype.bytes() as u64);
+        let dtype = dtype_of(problem, argument);
+        *strides = strides_of(argument, view, dtype, expected)?;
+        let (address, least) = (view.address, dtype.bytes() as u64);
         if !address.is_multiple_of(least) {
             return Err(LayoutError::Address { argument, address, least });
         }
@@ -131,6 +132,11 @@ pub fn appended(problem: &Problem, layout: Layout, k_new: &View<'_>, v_new: &Vie
     }
     check(problem, &layout)?;
     Ok(layout)
+}
+
+/// The type of a tensor.
+fn dtype_of(problem: &Problem, argument: &str) -> Dtype {
+    if argument == "out" { problem.dtype.out() } else { problem.dtype }
 }
 
 fn strides_of(
@@ -244,7 +250,7 @@ pub(crate) fn reach(problem: &Problem, layout: &Layout, argument: &str) -> u128 
         return 0;
     }
     let last: u128 = steps.iter().map(|&(stride, extent)| stride as u128 * (extent as u128 - 1)).sum();
-    (last + dim as u128) * problem.dtype.bytes() as u128
+    (last + dim as u128) * dtype_of(problem, argument).bytes() as u128
 }
 
 #[cfg(test)]

@@ -141,13 +141,47 @@ impl Accumulator {
         });
     }
 
-    /// The elements rounded to the 16-bit type, as the left factor of the next product: for each 16 columns four
-    /// registers (PTX ISA, same sections: fragment A). Goes to `to`, which has a quarter of the columns.
+    /// The elements rounded to the type, as the left factor of the next product: for each 16 columns four registers of a 16-bit
+    /// type, two of an 8-bit one (PTX ISA, same sections: fragment A), the latter's columns in the order that
+    /// [`Transposer`](crate::hopper::Transposer) says. Goes to `to`.
     #[track_caller]
     pub fn narrow_to(&self, k: &mut KernelBuilder, dtype: Dtype, to: &[Reg<B32>]) {
         k.at(Location::caller(), |k| {
+            if dtype == Dtype::E4m3 {
+                for (pair, to) in self.values.chunks_exact(8).zip(to.chunks_exact(2)) {
+                    for (row, &to) in to.iter().enumerate() {
+                        let [low, high] = [0, 4].map(|fragment| {
+                            let first = fragment + 2 * row;
+                            k.cvt_e4m3x2(pair[first + 1], pair[first])
+                        });
+                        k.pack_to(to, low, high);
+                    }
+                }
+                return;
+            }
             for (pair, &to) in self.values.chunks_exact(2).zip(to) {
                 narrow_pair_to(k, dtype, to, pair[0], pair[1]);
+            }
+        });
+    }
+
+    /// Stores the rows, each multiplied by its factor and rounded to the 16-bit type `rows.dtype`, where of every 16 columns the
+    /// first 8 are the even ones of the output and the others the odd ones: a lane has four neighbours.
+    #[track_caller]
+    pub fn store_interleaved(&self, k: &mut KernelBuilder, quad: Quad, rows: &OutRows, factors: PerRow<Reg<F32>>) {
+        k.at(Location::caller(), |k| {
+            let column = k.mul(quad.place, FRAGMENT / 2);
+            for row in 0..2 {
+                for (group, fragments) in self.values.chunks_exact(8).enumerate() {
+                    let words = [0, 1].map(|column| {
+                        let [low, high] =
+                            [0, 4].map(|fragment| k.mul(fragments[fragment + 2 * row + column], factors[row]));
+                        let word = k.reg();
+                        narrow_pair_to(k, rows.dtype, word, low, high);
+                        word
+                    });
+                    rows.store_words(k, row, group as u32 * 2 * FRAGMENT, column, &words);
+                }
             }
         });
     }
@@ -181,7 +215,7 @@ impl Accumulator {
                 for (group, words) in words.chunks(4).enumerate() {
                     let words = transpose_in_quad(k, words, odd);
                     let first = group as u32 * 4 * FRAGMENT;
-                    rows.store_eight(k, row, first, column, &words);
+                    rows.store_words(k, row, first, column, &words);
                 }
             }
         });
@@ -273,8 +307,9 @@ impl OutRows {
         }
     }
 
-    /// Stores eight columns, from `first + column` on; those past the end are left out.
-    fn store_eight(&self, k: &mut KernelBuilder, row: usize, first: u32, column: Reg<U32>, words: &[Reg<B32>; 4]) {
+    /// Stores this lane's share of the quad's columns, two in each word, from `first + column` on; those past the end are left
+    /// out.
+    fn store_words(&self, k: &mut KernelBuilder, row: usize, first: u32, column: Reg<U32>, words: &[Reg<B32>]) {
         if first >= self.columns {
             return;
         }
@@ -289,20 +324,17 @@ impl OutRows {
             let place = Pointer::<Global>::at(place).offset(i64::from((first + offset) * self.dtype.bytes() as u32));
             k.when(inside, |k| words.store(k, place));
         };
-        let whole = first + 4 * FRAGMENT <= self.columns;
-        match self.vector {
-            8 => store(k, 0, whole, Words::Full(words.to_vec())),
-            2 | 4 => {
-                let step = self.vector / 2;
-                for (index, words) in words.chunks(step as usize).enumerate() {
-                    store(k, index as u32 * self.vector, whole, Words::Full(words.to_vec()));
-                }
+        let share = 2 * words.len() as u32;
+        let whole = first + 4 * share <= self.columns;
+        if self.vector > 1 {
+            let vector = self.vector.min(share);
+            for (index, words) in words.chunks(vector as usize / 2).enumerate() {
+                store(k, index as u32 * vector, whole, Words::Full(words.to_vec()));
             }
-            _ => {
-                for (index, &word) in words.iter().enumerate() {
-                    for (half, value) in k.unpack(word).into_iter().enumerate() {
-                        store(k, (2 * index + half) as u32, whole, Words::Half(value));
-                    }
+        } else {
+            for (index, &word) in words.iter().enumerate() {
+                for (half, value) in k.unpack(word).into_iter().enumerate() {
+                    store(k, (2 * index + half) as u32, whole, Words::Half(value));
                 }
             }
         }
@@ -327,13 +359,28 @@ pub struct RowState {
     sum: PerRow<Reg<F32>>,
     /// What takes a score to an exponent to base 2.
     scale: Reg<F32>,
+    /// The exponent of the largest score.
+    top: f32,
 }
 
 impl RowState {
-    /// A state that holds nothing yet, of scores that are to be multiplied by `scale`, which has a factor `log2(e)`.
+    /// A state that holds nothing yet, of scores that are to be multiplied by `scale`, which has a factor `log2(e)`, and whose
+    /// exponentials are `2^top` times as large as they would be.
     #[track_caller]
-    pub fn new(k: &mut KernelBuilder, scale: Reg<F32>) -> Self {
-        Self { max: [k.reg(), k.reg()], sum: [k.reg(), k.reg()], scale }
+    pub fn new(k: &mut KernelBuilder, scale: Reg<F32>, top: f32) -> Self {
+        Self { max: [k.reg(), k.reg()], sum: [k.reg(), k.reg()], scale, top }
+    }
+
+    /// Changes what scores are multiplied by, which must be a register of this state's own.
+    #[track_caller]
+    pub fn set_scale(&self, k: &mut KernelBuilder, scale: Reg<F32>) {
+        k.mov_to(self.scale, scale);
+    }
+
+    /// One that holds nothing yet, of scores that are to be multiplied by another scale.
+    #[track_caller]
+    pub fn another(&self, k: &mut KernelBuilder, scale: Reg<F32>) -> Self {
+        Self::new(k, scale, self.top)
     }
 
     /// The state before any key.
@@ -343,7 +390,7 @@ impl RowState {
         self.sum.iter().for_each(|&sum| k.mov_to(sum, 0.0));
     }
 
-    /// Takes another state over.
+    /// Takes another state over, but for its scale.
     #[track_caller]
     pub fn set(&self, k: &mut KernelBuilder, other: &Self) {
         for (&to, &from) in self.max.iter().zip(&other.max).chain(self.sum.iter().zip(&other.sum)) {
@@ -416,10 +463,14 @@ impl RowState {
         (before, if finite { max } else { finite_max(k, max) })
     }
 
-    /// What is added to a scaled score so that the exponent of `max` is 0.
+    /// What is added to a scaled score so that the exponent of `max` is `top`.
     fn base(&self, k: &mut KernelBuilder, max: Reg<F32>) -> Reg<F32> {
-        let base = k.mul(max, self.scale);
-        k.neg(base)
+        if self.top == 0.0 {
+            let base = k.mul(max, self.scale);
+            return k.neg(base);
+        }
+        let negative = k.neg(max);
+        k.fma(negative, self.scale, self.top)
     }
 
     /// What is to be multiplied to sums that were counted from `before`.
@@ -446,7 +497,10 @@ impl RowState {
                 k.rcp_approx(sum)
             });
             let lse = [0, 1].map(|row| {
-                let log = k.lg2(sums[row]);
+                let mut log = k.lg2(sums[row]);
+                if self.top != 0.0 {
+                    log = k.sub(log, self.top);
+                }
                 let log = k.fma(self.max[row], self.scale, log);
                 k.mul(log, LN_2)
             });

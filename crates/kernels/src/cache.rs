@@ -400,6 +400,7 @@ pub fn without_cache(problem: &Problem, inputs: &Inputs) -> Result<(Problem, Inp
         q,
         k: keys(&inputs.k, new_k, problem.head_dim, true)?,
         v: keys(&inputs.v, new_v, problem.head_dim_v, false)?,
+        descales: inputs.descales.clone(),
         new: None,
     };
     Ok((packed, gathered))

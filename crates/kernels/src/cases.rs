@@ -20,8 +20,8 @@ use safetensors::SafeTensors;
 use crate::cache::{Append, Cache, Pages, Rotary, unseen_as_nan};
 use crate::reference::{HeadOutput, plain, reference};
 use crate::{
-    Dtype, Feature, InputError, Inputs, Mask, Outputs, Problem, ProblemError, ProblemSpec, Tensor, TensorError,
-    Verdict, check, check_exact, check_within,
+    Descales, Dtype, Feature, InputError, Inputs, Mask, Outputs, Problem, ProblemError, ProblemSpec, Tensor,
+    TensorError, Verdict, check, check_exact, check_within,
 };
 
 /// One numbered case of the contract.
@@ -228,25 +228,30 @@ fn known(
 }
 
 /// A call in which every query weighs the keys it sees alike, and key `j` has the value `j`: the output is the mean of
-/// the visible indices, which tells where they begin and end.
+/// the visible indices, as the type holds them, which tells where they begin and end.
 fn means(label: &'static str, spec: ProblemSpec) -> Result<Run, CaseError> {
     let problem = spec.build()?;
-    let inputs = Inputs {
-        q: Tensor::full(problem.dtype, &problem.q_shape(), 0.0)?,
-        k: Tensor::full(problem.dtype, &problem.k_shape(), 1.0)?,
-        v: Tensor::generate(problem.dtype, &problem.v_shape(), |index| index[1] as f64)?,
-        new: None,
-    };
+    let inputs = Inputs::of(
+        &problem,
+        Tensor::full(problem.dtype, &problem.q_shape(), 0.0)?,
+        Tensor::full(problem.dtype, &problem.k_shape(), 1.0)?,
+        Tensor::generate(problem.dtype, &problem.v_shape(), |index| index[1] as f64)?,
+    )?;
     let means = known(&problem, &inputs, |entry, _, row, _| {
         let seen = problem.seen_keys(entry, row);
-        if seen.is_empty() { 0.0 } else { (seen.start + seen.end - 1) as f64 / 2.0 }
+        let count = seen.len().max(1) as f64;
+        seen.map(|key| problem.dtype.round(key as f64)).sum::<f64>() / count
     })?;
     Ok(call(label, problem, inputs, Expect::Known(means)))
 }
 
-/// `v` at an unpacked index.
+/// What `v` stands for at an unpacked index. Each KV head has one query head.
 fn value_at(inputs: &Inputs, index: [usize; 4]) -> f64 {
-    inputs.v.get(&index).unwrap_or(f64::NAN)
+    v_descale(inputs, index[0], index[2]) * inputs.v.get(&index).unwrap_or(f64::NAN)
+}
+
+fn v_descale(inputs: &Inputs, entry: usize, kv_head: usize) -> f64 {
+    inputs.descales.as_ref().map_or(1.0, |descales| descales.of(entry, kv_head)[2])
 }
 
 fn one_key(dtype: Dtype, seed: u64) -> Runs {
@@ -267,10 +272,11 @@ fn packed_single_keys(dtype: Dtype, seed: u64) -> Runs {
     let spec = ProblemSpec::packed(2, 32, vec![0, 76, 110, 256], vec![0, 1, 2, 3]).causal().dtype(dtype);
     let problem = spec.build()?;
     let inputs = Inputs::randn(&problem, seed)?;
-    let (v, lengths) = (inputs.v.clone(), [76, 34, 146]);
+    let (v, lengths) = (inputs.clone(), [76, 34, 146]);
     let run = exact("contract", problem, inputs, |entry, head, row, column| {
         let last = row + 1 == lengths[entry];
-        if last { v.get(&[entry, head, column]).unwrap_or(f64::NAN) } else { 0.0 }
+        let value = || v_descale(&v, entry, head) * v.v.get(&[entry, head, column]).unwrap_or(f64::NAN);
+        if last { value() } else { 0.0 }
     })?;
     Ok(vec![run])
 }
@@ -321,14 +327,11 @@ fn constant_rows(dtype: Dtype, _: u64) -> Runs {
     for head_dim in HEAD_DIMS {
         for (label, mask) in [("full", Mask::FULL), ("causal", Mask::CAUSAL)] {
             let problem = crossing(head_dim, dtype).mask(mask).build()?;
-            let constant = |shape: Vec<usize>| Tensor::full(dtype, &shape, 1000.0);
-            let inputs = Inputs {
-                q: constant(problem.q_shape())?,
-                k: constant(problem.k_shape())?,
-                v: constant(problem.v_shape())?,
-                new: None,
-            };
-            runs.push(exact(label, problem, inputs, |_, _, _, _| 1000.0)?);
+            let value = if dtype.is_scaled() { 100.0 } else { 1000.0 };
+            let constant = |shape: Vec<usize>| Tensor::full(dtype, &shape, value);
+            let (q, k, v) = (constant(problem.q_shape())?, constant(problem.k_shape())?, constant(problem.v_shape())?);
+            let inputs = Inputs::of(&problem, q, k, v)?;
+            runs.push(exact(label, problem, inputs, |_, _, _, _| dtype.round(value))?);
         }
     }
     Ok(runs)
@@ -341,12 +344,12 @@ fn extreme_logits(dtype: Dtype, seed: u64) -> Runs {
         let problem = spec.build()?;
         // Query 0 sees a logit of -20000 alone; query 1 sees it and one of 20000.
         let first = |index: &[usize], value: f64| if index[3] == 0 { value } else { 0.0 };
-        let inputs = Inputs {
-            q: Tensor::generate(dtype, &problem.q_shape(), |index| first(index, -200.0))?,
-            k: Tensor::generate(dtype, &problem.k_shape(), |index| first(index, [100.0, -100.0][index[1]]))?,
-            v: Tensor::randn(dtype, &problem.v_shape(), seed)?,
-            new: None,
-        };
+        let inputs = Inputs::of(
+            &problem,
+            Tensor::generate(dtype, &problem.q_shape(), |index| first(index, -200.0))?,
+            Tensor::generate(dtype, &problem.k_shape(), |index| first(index, [100.0, -100.0][index[1]]))?,
+            Tensor::randn(dtype, &problem.v_shape(), seed)?,
+        )?;
         let v = inputs.clone();
         runs.push(exact("contract", problem, inputs, |_, head, row, column| value_at(&v, [0, row, head, column]))?);
     }
@@ -386,7 +389,19 @@ fn equivalent_windows(dtype: Dtype, seed: u64) -> Runs {
 }
 
 /// A value by its key and column.
-type Value = fn(usize, usize) -> f64;
+type Value = fn(usize, usize) -> usize;
+
+/// One constant for each index to 227: the index itself, or, where the type has not as many integers, its numbers from 0 up,
+/// and from there down.
+fn constant(dtype: Dtype, index: usize) -> f64 {
+    /// Positive numbers of e4m3.
+    const POSITIVE: usize = 126;
+    match dtype {
+        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => index as f64,
+        Dtype::E4m3 if index > POSITIVE => -constant(dtype, index - POSITIVE),
+        Dtype::E4m3 => float8::F8E4M3::from_bits(index as u8).to_f64(),
+    }
+}
 
 fn places(dtype: Dtype, _: u64) -> Runs {
     let mut runs = Vec::new();
@@ -396,15 +411,16 @@ fn places(dtype: Dtype, _: u64) -> Runs {
         let code = |index: usize, column: usize| if index >> (column % 8) & 1 == 1 { 1.0 } else { -1.0 };
         let target = |row: usize| (7 * row + 3) % 228;
         let values: [(&str, Value); 2] =
-            [("a constant per column", |_, column| column as f64), ("a constant per row", |key, _| key as f64)];
+            [("a constant per column", |_, column| column), ("a constant per row", |key, _| key)];
         for (label, value) in values {
             let problem = crossing(head_dim, dtype).head_dim_v(head_dim_v).softmax_scale(64.0).build()?;
-            let inputs = Inputs {
-                q: Tensor::generate(dtype, &problem.q_shape(), |index| code(target(index[1]), index[3]))?,
-                k: Tensor::generate(dtype, &problem.k_shape(), |index| code(index[1], index[3]))?,
-                v: Tensor::generate(dtype, &problem.v_shape(), |index| value(index[1], index[3]))?,
-                new: None,
-            };
+            let value = |key, column| constant(dtype, value(key, column));
+            let inputs = Inputs::of(
+                &problem,
+                Tensor::generate(dtype, &problem.q_shape(), |index| code(target(index[1]), index[3]))?,
+                Tensor::generate(dtype, &problem.k_shape(), |index| code(index[1], index[3]))?,
+                Tensor::generate(dtype, &problem.v_shape(), |index| value(index[1], index[3]))?,
+            )?;
             runs.push(exact(label, problem, inputs, |_, _, row, column| value(target(row), column))?);
         }
     }
@@ -416,17 +432,19 @@ fn rising_logits(dtype: Dtype, _: u64) -> Runs {
     for head_dim in HEAD_DIMS {
         let problem = crossing(head_dim, dtype).softmax_scale(1.0).build()?;
         let first = |index: &[usize], value: f64| if index[3] == 0 { value } else { 0.0 };
-        let inputs = Inputs {
-            q: Tensor::generate(dtype, &problem.q_shape(), |index| first(index, 1.0))?,
-            k: Tensor::generate(dtype, &problem.k_shape(), |index| first(index, index[1] as f64 / 32.0))?,
-            v: Tensor::full(dtype, &problem.v_shape(), 1.0)?,
-            new: None,
-        };
+        let inputs = Inputs::of(
+            &problem,
+            Tensor::generate(dtype, &problem.q_shape(), |index| first(index, 1.0))?,
+            Tensor::generate(dtype, &problem.k_shape(), |index| first(index, index[1] as f64 / 32.0))?,
+            Tensor::full(dtype, &problem.v_shape(), 1.0)?,
+        )?;
         let ones = known(&problem, &inputs, |_, _, _, _| 1.0)?;
         let expect = match dtype {
             // The output shows the rounding of its sums: over 228 keys, each is off by at most 228 units of 2^-24.
             Dtype::F32 => Expect::Within(ones, 228.0 * 2f64.powi(-24)),
             Dtype::F16 | Dtype::Bf16 => Expect::Exact(ones),
+            // The products with values take rounded probabilities, the sums that they are divided by those that are not.
+            Dtype::E4m3 => Expect::Within(ones, 2f64.powi(-4)),
         };
         runs.push(call("ones", problem, inputs, expect));
     }
@@ -444,7 +462,7 @@ fn invisible_nan(dtype: Dtype, seed: u64) -> Runs {
             let drawn = Inputs::randn(&buffers, seed)?;
             let ended_by = |filler: f64| -> Result<Inputs, TensorError> {
                 let end = |t: &Tensor| t.map(|i, x| if i[1] < 228 { x } else { filler })?.narrow(1, 0, 228);
-                Ok(Inputs { q: drawn.q.clone(), k: end(&drawn.k)?, v: end(&drawn.v)?, new: None })
+                Ok(Inputs { k: end(&drawn.k)?, v: end(&drawn.v)?, ..drawn.clone() })
             };
             let same = Expect::SameAs(Box::new((problem.clone(), ended_by(0.0)?)));
             runs.push(call(label, problem, ended_by(f64::NAN)?, same));
@@ -454,7 +472,7 @@ fn invisible_nan(dtype: Dtype, seed: u64) -> Runs {
         let drawn = Inputs::randn(&problem, seed)?;
         let begun_by = |filler: f64| -> Result<Inputs, TensorError> {
             let begin = |t: &Tensor| t.map(|i, x| if i[1] < 118 { filler } else { x });
-            Ok(Inputs { q: drawn.q.clone(), k: begin(&drawn.k)?, v: begin(&drawn.v)?, new: None })
+            Ok(Inputs { k: begin(&drawn.k)?, v: begin(&drawn.v)?, ..drawn.clone() })
         };
         let same = Expect::SameAs(Box::new((problem.clone(), begun_by(0.0)?)));
         runs.push(call("before the window", problem, begun_by(f64::NAN)?, same));
@@ -468,21 +486,21 @@ fn strided(dtype: Dtype, seed: u64) -> Runs {
         let problem = ProblemSpec { batch: 2, ..crossing(head_dim, dtype) }.build()?;
         let randn = |shape: [usize; 4], stream| Tensor::randn(dtype, &shape, seed.wrapping_add(stream));
         let q = randn([2, 100, 2, head_dim], 0)?;
-        let layouts = Inputs {
-            q: q.clone(),
-            k: randn([2, 456, 2, head_dim], 1)?.step_by(1, 2)?,
-            v: randn([2, 2, 228, head_dim], 2)?.transpose(1, 2)?,
-            new: None,
-        };
-        let expanded = Inputs {
+        let layouts = Inputs::of(
+            &problem,
+            q.clone(),
+            randn([2, 456, 2, head_dim], 1)?.step_by(1, 2)?,
+            randn([2, 2, 228, head_dim], 2)?.transpose(1, 2)?,
+        )?;
+        let expanded = Inputs::of(
+            &problem,
             q,
-            k: randn([2, 228, 1, head_dim], 3)?.expand(2, 2)?,
-            v: randn([2, 228, 1, head_dim], 4)?.expand(2, 2)?,
-            new: None,
-        };
+            randn([2, 228, 1, head_dim], 3)?.expand(2, 2)?,
+            randn([2, 228, 1, head_dim], 4)?.expand(2, 2)?,
+        )?;
         for (label, inputs) in [("every second key, values by head", layouts), ("an expanded head", expanded)] {
-            let copies =
-                Inputs { q: inputs.q.contiguous()?, k: inputs.k.contiguous()?, v: inputs.v.contiguous()?, new: None };
+            let (q, k, v) = (inputs.q.contiguous()?, inputs.k.contiguous()?, inputs.v.contiguous()?);
+            let copies = Inputs { q, k, v, descales: inputs.descales.clone(), new: None };
             let same = Expect::SameAs(Box::new((problem.clone(), copies)));
             runs.push(call(label, problem.clone(), inputs, same));
         }
@@ -496,12 +514,13 @@ fn gqa(dtype: Dtype, seed: u64) -> Runs {
         let expanded = ProblemSpec { heads_q: 2 * ratio, heads_kv: 2 * ratio, ..crossing(head_dim, dtype) }.build()?;
         let problem = expanded.clone().into_spec().heads_kv(2).build()?;
         let inputs = Inputs::randn(&problem, seed)?;
-        let copies = Inputs {
-            q: inputs.q.clone(),
-            k: inputs.k.repeat_each(2, ratio)?,
-            v: inputs.v.repeat_each(2, ratio)?,
-            new: None,
+        let (k, v) = (inputs.k.repeat_each(2, ratio)?, inputs.v.repeat_each(2, ratio)?);
+        let repeat = |descale: &Tensor| descale.repeat_each(1, ratio);
+        let descales = match &inputs.descales {
+            Some(Descales { q, k, v }) => Some(Descales { q: repeat(q)?, k: repeat(k)?, v: repeat(v)? }),
+            None => None,
         };
+        let copies = Inputs { q: inputs.q.clone(), k, v, descales, new: None };
         runs.push(call(label, problem, inputs, Expect::SameAs(Box::new((expanded, copies)))));
     }
     Ok(runs)
@@ -556,13 +575,9 @@ impl Layer {
         Ok(self.tensor(file, tensor)?.transpose(1, 2)?.to_dtype(dtype)?)
     }
 
-    fn inputs(&self, dtype: Dtype) -> Result<Inputs, CaseError> {
-        Ok(Inputs {
-            q: self.tokens_first(self.q, "q", dtype)?,
-            k: self.tokens_first(self.k, "k", dtype)?,
-            v: self.tokens_first(self.v, "v", dtype)?,
-            new: None,
-        })
+    fn inputs(&self, problem: &Problem) -> Result<Inputs, CaseError> {
+        let tensor = |file, name| self.tokens_first(file, name, problem.dtype);
+        Ok(Inputs::of(problem, tensor(self.q, "q")?, tensor(self.k, "k")?, tensor(self.v, "v")?)?)
     }
 
     /// The stored result.
@@ -578,9 +593,10 @@ fn real_activations(dtype: Dtype, _: u64) -> Runs {
         // What is stored is the result of the f32 inputs.
         let expect = match dtype {
             Dtype::F32 => Expect::Known(layer.outputs()?.heads(&problem)?),
-            Dtype::F16 | Dtype::Bf16 => Expect::Reference,
+            Dtype::F16 | Dtype::Bf16 | Dtype::E4m3 => Expect::Reference,
         };
-        runs.push(call(layer.name, problem, layer.inputs(dtype)?, expect));
+        let inputs = layer.inputs(&problem)?;
+        runs.push(call(layer.name, problem, inputs, expect));
     }
     Ok(runs)
 }
@@ -751,7 +767,7 @@ mod tests {
                 let bytes = t.storage().iter().copied().cycle().take(t.len() * t.dtype().bytes()).collect();
                 Tensor::from_bytes(t.dtype(), t.shape(), bytes)
             };
-            right(problem, &Inputs { q: dense(&inputs.q)?, k: dense(&inputs.k)?, v: dense(&inputs.v)?, new: None })
+            right(problem, &Inputs { q: dense(&inputs.q)?, k: dense(&inputs.k)?, v: dense(&inputs.v)?, descales: None, new: None })
         };
         assert_eq!(failures(12, Dtype::F32, packed), 8);
     }
@@ -760,7 +776,7 @@ mod tests {
     fn the_reference_matches_the_stored_activations() {
         for layer in &LAYERS {
             let problem = ProblemSpec::new(1, 12, 384, 32).build().unwrap();
-            let inputs = layer.inputs(Dtype::F32).unwrap();
+            let inputs = layer.inputs(&problem).unwrap();
             let stored = layer.outputs().unwrap();
             let verdict = check_within(&problem, &stored, &reference(&problem, &inputs).unwrap(), 1e-6).unwrap();
             assert!(verdict.passed() && verdict.max_lse_error < 1e-5, "{verdict:?}");

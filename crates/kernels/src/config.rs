@@ -22,7 +22,7 @@ pub struct Tiles {
 pub struct Config {
     /// The architecture.
     pub target: Target,
-    /// Type of q, k, v and out.
+    /// Type of q, k and v; that of out follows from it.
     pub dtype: Dtype,
     /// Length of a query and of a key.
     pub head_dim: u32,

@@ -35,12 +35,18 @@ const VARIANTS: [(&str, Dtype, u32, u32, bool, u32, bool); 5] = [
 ];
 
 /// For the strata on tensor cores: a name, and a problem.
-const ON_TENSOR_CORES: [(&str, &str); 8] = [
+const ON_TENSOR_CORES: [(&str, &str); 14] = [
     ("bf16_d64", "1x1x4096x64 bf16"),
     ("bf16_d128", "1x1x4096x128 bf16"),
     ("f16_d128_causal", "1x1x4096x128 f16 causal"),
     ("bf16_d256_causal", "1x1x4096x256 bf16 causal"),
     ("f16_d192_dv128_window", "1x1x4096x192/128 f16 window=512,0"),
+    ("e4m3_d64", "1x1x4096x64 e4m3"),
+    ("e4m3_d128", "1x1x4096x128 e4m3"),
+    ("e4m3_d128_causal", "1x1x4096x128 e4m3 causal"),
+    ("e4m3_d256", "1x1x4096x256 e4m3"),
+    ("e4m3_d192_dv128_window", "1x1x4096x192/128 e4m3 window=512,0 softcap=30"),
+    ("e4m3_d48_dv80_packed", "2x1x70x48/80 e4m3 causal cu_seqlens_q=0,70,100 cu_seqlens_k=0,70,100"),
     ("bf16_d40_dv72_packed", "2x1x70x40/72 bf16 causal cu_seqlens_q=0,70,100 cu_seqlens_k=0,70,100"),
     ("f16_d100_dv68_causal", "1x1x4096x100/68 f16 causal"),
     (
@@ -107,8 +113,8 @@ pub fn configurations() -> Result<Vec<(String, Program)>, PlanError> {
             let Ok(problem) = problem.parse::<Problem>() else { continue };
             let options = Options { splits: Some(splits), ..Options::default() };
             let plan = match plan_with(stratum, &problem, target, &Layout::contiguous(&problem), &options) {
-                // A type that the architecture's tensor cores lack.
-                Err(PlanError::Lacks { .. }) => continue,
+                // A type that the stratum, or the architecture's tensor cores, lack.
+                Err(PlanError::Lacks { .. } | PlanError::Dtype { .. }) => continue,
                 plan => plan?,
             };
             for LaunchPlan { kernel, shared, .. } in plan.launches {

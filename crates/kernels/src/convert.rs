@@ -49,20 +49,20 @@ impl Words {
     pub fn widen(&self, k: &mut KernelBuilder, dtype: Dtype) -> Vec<Reg<F32>> {
         match (self, dtype) {
             (Self::Full(words), Dtype::F32) => words.iter().map(|word| word.cast()).collect(),
-            (Self::Full(words), Dtype::F16) => {
-                let halves: Vec<_> = words.iter().flat_map(|&word| k.unpack::<F16, _>(word)).collect();
-                halves.into_iter().map(|half| k.cvt(half)).collect()
-            }
             // A bfloat16 is the upper half of the f32 it stands for.
             (Self::Full(words), Dtype::Bf16) => {
                 let both = |&word: &Reg<B32>| [k.shl(word, 16).cast(), k.and(word, 0xffff_0000).cast()];
                 words.iter().flat_map(both).collect()
             }
+            (Self::Full(words), _) => {
+                let halves: Vec<_> = words.iter().flat_map(|&word| k.unpack::<F16, _>(word)).collect();
+                halves.into_iter().map(|half| k.cvt(half)).collect()
+            }
             (Self::Half(word), Dtype::Bf16) => {
                 let zero = k.mov::<B16>(0);
                 vec![k.pack(zero, *word).cast()]
             }
-            (Self::Half(word), Dtype::F16 | Dtype::F32) => vec![k.cvt(word.cast::<F16>())],
+            (Self::Half(word), _) => vec![k.cvt(word.cast::<F16>())],
         }
     }
 
@@ -94,7 +94,7 @@ fn narrow_one(k: &mut KernelBuilder, dtype: Dtype, value: Reg<F32>) -> Reg<B16> 
             let rounded = round_to_upper_half(k, value);
             k.unpack::<B16, _>(rounded)[1]
         }
-        Dtype::F16 | Dtype::F32 => k.cvt::<F16, _>(value).bits(),
+        _ => k.cvt::<F16, _>(value).bits(),
     }
 }
 

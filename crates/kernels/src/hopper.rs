@@ -3,7 +3,7 @@
 
 use std::panic::Location;
 
-use ptx::{KernelBuilder, Pointer, Pred, Reg, S32, Shared, TensorMapParam, U32, U64};
+use ptx::{Along, KernelBuilder, Pointer, Pred, Reg, S32, Shared, TensorMapParam, U32, U64};
 
 use crate::Dtype;
 use crate::accumulator::Accumulator;
@@ -14,35 +14,43 @@ pub const WARPGROUP: u32 = 128;
 /// Rows of the left factor that a warpgroup's matrix instruction multiplies.
 pub const ROWS: u32 = 64;
 
-/// Columns of a slab: 128 bytes of a 16-bit type, the widest row that the swizzles of the copy engine and of matrix
-/// descriptors know. A tile of more columns is several slabs, one after the other.
-pub const SLAB: u32 = 64;
+/// Bytes of a slab's row, the widest that the swizzles of the copy engine and of matrix descriptors know.
+pub const SLAB_ROW: u32 = 128;
 
-/// Bytes of a slab's row.
-const SLAB_ROW: u32 = 2 * SLAB;
+/// Bytes along the inner dimension of one matrix instruction.
+const STEP: u32 = 32;
 
-/// Elements along the inner dimension of one matrix instruction on 16-bit types.
-const STEP: u32 = 16;
+/// Columns of a slab. A tile of more columns is several slabs, one after the other.
+pub const fn slab(dtype: Dtype) -> u32 {
+    SLAB_ROW / dtype.bytes() as u32
+}
 
-/// A tile of a 16-bit type in shared memory: slabs of 64 columns, the 16-byte chunks of each row permuted by the 128-byte
-/// swizzle, as the copy engine leaves them. It starts at a multiple of 1024 bytes.
+/// A tile in shared memory: slabs of 128 bytes of columns, the 16-byte chunks of each row permuted by the 128-byte swizzle, as
+/// the copy engine leaves them. It starts at a multiple of 1024 bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Tile {
     /// Rows, a multiple of 8.
     pub rows: u32,
-    /// Columns, a multiple of 64.
+    /// Columns that products read, a multiple of 32 bytes. The last slab is a whole one all the same.
     pub columns: u32,
+    /// The type of its elements, of 16 or 8 bits.
+    pub dtype: Dtype,
 }
 
 impl Tile {
     /// Its size.
     pub fn bytes(self) -> u32 {
-        2 * self.rows * self.columns
+        self.slab_bytes() * self.columns.div_ceil(slab(self.dtype))
+    }
+
+    fn slab_bytes(self) -> u32 {
+        self.rows * SLAB_ROW
     }
 
     /// Its slabs: the first column and the byte at which the slab starts.
     pub fn slabs(self) -> impl Iterator<Item = (u32, u32)> {
-        (0..self.columns).step_by(SLAB as usize).map(move |column| (column, column / SLAB * self.rows * SLAB_ROW))
+        let starts = (0..self.columns).step_by(slab(self.dtype) as usize);
+        starts.zip(0..).map(move |(column, index)| (column, index * self.slab_bytes()))
     }
 
     /// Has the copy engine bring the tile's elements: `rows` are the coordinates of the tensor's dimensions beyond the
@@ -68,20 +76,28 @@ impl Tile {
     /// The descriptor of the tile at `address` for products along its columns (its rows are the inner dimension).
     #[track_caller]
     pub fn transposed_descriptor(self, k: &mut KernelBuilder, address: Reg<U32>) -> Reg<U64> {
-        matrix_descriptor(k, address, self.rows * SLAB_ROW, 8 * SLAB_ROW)
+        matrix_descriptor(k, address, self.slab_bytes(), 8 * SLAB_ROW)
     }
 
-    /// How far `descriptor` moves to the next 16 columns, from step to step.
+    /// How far `descriptor` moves along the columns, from instruction to instruction.
     fn along_columns(self) -> impl Iterator<Item = u64> {
-        (0..self.columns / STEP).map(move |step| {
-            let (slab, within) = (step * STEP / SLAB, step * STEP % SLAB);
-            u64::from((slab * self.rows * SLAB_ROW + 2 * within) >> 4)
-        })
+        let bytes = (0..self.columns * self.dtype.bytes() as u32).step_by(STEP as usize);
+        bytes.map(move |byte| u64::from((byte / SLAB_ROW * self.slab_bytes() + byte % SLAB_ROW) >> 4))
     }
 
-    /// How far `transposed_descriptor` moves to the next 16 rows, from step to step.
+    /// How far `transposed_descriptor` moves along the rows, from instruction to instruction.
     fn along_rows(self) -> impl Iterator<Item = u64> {
-        (0..self.rows / STEP).map(|step| u64::from((step * STEP * SLAB_ROW) >> 4))
+        let rows = (0..self.rows).step_by(STEP as usize / self.dtype.bytes());
+        rows.map(|row| u64::from((row * SLAB_ROW) >> 4))
+    }
+
+    /// How far the descriptor of the right factor of a product moves along the inner dimension, from instruction to
+    /// instruction, where it lies so: [`Tile::descriptor`] and [`Tile::transposed_descriptor`].
+    fn steps(self, along: Along) -> Vec<u64> {
+        match along {
+            Along::Rows => self.along_columns().collect(),
+            Along::Columns => self.along_rows().collect(),
+        }
     }
 }
 
@@ -104,37 +120,131 @@ pub fn multiply_rows(
     (queries, q): (Tile, Reg<U64>),
     (keys, kv): (Tile, Reg<U64>),
     (never, always): (Reg<Pred>, Reg<Pred>),
-    dtype: Dtype,
 ) {
     k.at(Location::caller(), |k| {
         k.wgmma_fence();
         for (step, (a, b)) in queries.along_columns().zip(keys.along_columns()).enumerate() {
             let (a, b) = (k.add(q, a), k.add(kv, b));
             let accumulate = if step == 0 { never } else { always };
-            k.wgmma_shared(&scores.values, a, b, accumulate, dtype.ty());
+            k.wgmma_shared(&scores.values, a, b, accumulate, queries.dtype.ty());
         }
         k.wgmma_commit();
     });
 }
 
-/// `out += p x values` of one warpgroup, under way: to be waited for. `p` is in registers, see [`Accumulator::narrow_to`].
+/// `out += p x values` of one warpgroup, under way: to be waited for. `p` is in registers, see [`Accumulator::narrow_to`];
+/// the values lie `along` the tile's rows, or along its columns in the order of [`Transposer`].
 #[track_caller]
-pub fn multiply_columns(
+pub fn multiply_registers(
     k: &mut KernelBuilder,
     out: &Accumulator,
     p: &[Reg<ptx::B32>],
-    (values, v): (Tile, Reg<U64>),
+    (values, v, along): (Tile, Reg<U64>, Along),
     always: Reg<Pred>,
-    dtype: Dtype,
 ) {
     k.at(Location::caller(), |k| {
         k.wgmma_fence();
-        for (a, b) in p.chunks_exact(4).zip(values.along_rows()) {
+        for (a, b) in p.chunks_exact(4).zip(values.steps(along)) {
             let b = k.add(v, b);
-            k.wgmma_registers(&out.values, a, b, always, dtype.ty());
+            k.wgmma_registers(&out.values, a, (b, along), always, values.dtype.ty());
         }
         k.wgmma_commit();
     });
+}
+
+/// Warps that turn tiles of values of an 8-bit type: `[keys][columns]` becomes `[columns][keys]`, which is the only way that
+/// matrix instructions take 8-bit factors from shared memory.
+///
+/// The order within every 16 keys and every 16 columns is such that nothing has to be exchanged between lanes. Place
+/// `4 t + i` has key `8 (i / 2) + 2 t + i mod 2`: a register of the left factor takes four neighbouring keys (PTX ISA,
+/// "Register fragments for wgmma.mma_async.m64nNk32"), and those are what lane `t` of a quad has of the scores. Row `r` has
+/// column `2 r`, and row `8 + r` column `2 r + 1`: the bytes of a pair of columns, which are transposed together, go to rows
+/// whose chunks lie in different banks.
+#[derive(Clone, Copy, Debug)]
+pub struct Transposer {
+    /// Among those that transpose.
+    warp: Reg<U32>,
+    warps: u32,
+    /// Where the lane reads, and where it writes, in tiles at address 0.
+    reads: Reg<U32>,
+    writes: Reg<U32>,
+}
+
+/// Keys whose bytes make a row of 16 bytes.
+const KEYS: u32 = 16;
+
+/// Columns that an instruction transposes.
+const COLUMNS: u32 = 32;
+
+impl Transposer {
+    /// The warp that is `warp` of so many `warps`.
+    #[track_caller]
+    pub fn new(k: &mut KernelBuilder, warp: Reg<U32>, lane: Reg<U32>, warps: u32) -> Self {
+        k.at(Location::caller(), |k| {
+            // Lanes 0 to 15 have the addresses of 16 keys' bytes in one chunk, the others in the next.
+            let swizzle = k.and(lane, 7);
+            let key = k.and(lane, KEYS - 1);
+            let chunk = k.shr(lane, 4);
+            let chunk = k.xor(chunk, swizzle);
+            let reads = k.mul(key, SLAB_ROW);
+            let reads = k.mad(chunk, 16, reads);
+            let reads = k.mad(warp, KEYS * SLAB_ROW, reads);
+            // Each has the address of a row of the transpose.
+            let writes = k.mul(lane, SLAB_ROW);
+            let writes = k.mad(swizzle, 16, writes);
+            Self { warp, warps, reads, writes }
+        })
+    }
+
+    /// Turns this warp's part of the tile at `source`, every so many'th 16 keys.
+    #[track_caller]
+    pub fn turn(&self, k: &mut KernelBuilder, (from, source): (Tile, Reg<U32>), (to, destination): (Tile, Reg<U32>)) {
+        k.at(Location::caller(), |k| {
+            let reads = k.add(self.reads, source);
+            let writes = k.add(self.writes, destination);
+            let groups = from.rows / KEYS;
+            for first in (0..groups).step_by(self.warps as usize) {
+                let group = k.add(self.warp, first);
+                let part = |k: &mut KernelBuilder| self.turn_keys(k, (from, reads), (to, writes), first, group);
+                if first + self.warps <= groups {
+                    part(k);
+                } else {
+                    let there = k.setp(ptx::Compare::Lt, group, groups);
+                    k.if_(there, part);
+                }
+            }
+        });
+    }
+
+    /// Turns the 16 keys of `group`; `reads` already is at those of the warp's place.
+    fn turn_keys(
+        &self,
+        k: &mut KernelBuilder,
+        (from, reads): (Tile, Reg<U32>),
+        (to, writes): (Tile, Reg<U32>),
+        first: u32,
+        group: Reg<U32>,
+    ) {
+        let in_slab = slab(to.dtype) / KEYS;
+        let chunk = k.and(group, in_slab - 1);
+        let chunk = k.shl(chunk, 4);
+        let mut writes = k.xor(writes, chunk);
+        if to.columns > slab(to.dtype) {
+            let slab = k.shr(group, in_slab.ilog2());
+            writes = k.mad(slab, to.slab_bytes(), writes);
+        }
+        for column in (0..from.columns).step_by(COLUMNS as usize) {
+            let (slab, within) = (column / slab(from.dtype), column % slab(from.dtype));
+            let place = if within == 0 { reads } else { k.xor(reads, within) };
+            let place = Pointer::at(place).offset((slab * from.slab_bytes() + first * KEYS * SLAB_ROW).into());
+            let pairs = k.ldmatrix(4, place, true);
+            let turned: Vec<_> = pairs
+                .chunks_exact(2)
+                .flat_map(|pair| [0x6420, 0x7531].map(|bytes| k.prmt(pair[0], pair[1], bytes)))
+                .collect();
+            k.stmatrix(Pointer::at(writes).offset((column * SLAB_ROW).into()), &turned);
+        }
+    }
 }
 
 /// Tiles in shared memory that one warp fills and others read, one after the other and round again.
@@ -245,6 +355,17 @@ impl Ring {
         k.at(Location::caller(), |k| {
             let full = self.full(k, at);
             k.mbarrier_arrive(Pointer::at(full));
+        });
+    }
+
+    /// Says that this warp's part of a tile, which its own stores filled, is there for matrix instructions.
+    #[track_caller]
+    pub fn fill_part(&self, k: &mut KernelBuilder, at: Cursor, leader: Reg<Pred>) {
+        k.at(Location::caller(), |k| {
+            let full = self.full(k, at);
+            k.fence_proxy_async();
+            k.bar_warp_sync();
+            k.when(leader, |k| k.mbarrier_arrive(Pointer::at(full)));
         });
     }
 

@@ -36,5 +36,5 @@ pub use config::{Config, Program, Tiles};
 pub use plan::{Buffers, Coverage, Layout, Options, Plan, PlanError, Stratum, configure, plan, plan_with};
 pub use problem::{CompulsoryBytes, Feature, Mask, ParseProblemError, Problem, ProblemError, ProblemSpec, Varlen};
 pub use reference::{HeadOutput, plain, reference};
-pub use tensor::{Dtype, InputError, Inputs, Outputs, Strides, Tensor, TensorError, normals};
+pub use tensor::{Descales, Dtype, InputError, Inputs, Outputs, Strides, Tensor, TensorError, normals};
 pub use tolerance::{Verdict, Wrong, check, check_exact, check_within};

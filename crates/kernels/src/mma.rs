@@ -209,7 +209,7 @@ impl Product {
         match dtype {
             Dtype::F32 if rounded => Self::Tf32,
             Dtype::F32 => Self::ThreeTf32,
-            Dtype::F16 | Dtype::Bf16 => Self::Half(dtype.ty()),
+            _ => Self::Half(dtype.ty()),
         }
     }
 

@@ -38,7 +38,7 @@ pub struct Coverage {
     pub min_sm: Sm,
     /// What the target must have beside that; later architectures may not.
     pub needs: Option<arch::Feature>,
-    /// Types of q, k, v and out.
+    /// Types of q, k and v.
     pub dtypes: &'static [Dtype],
     /// The largest `head_dim` and `head_dim_v`; the smallest is 1.
     pub max_head_dim: usize,
@@ -72,7 +72,7 @@ impl Stratum {
         let on_cuda_cores = Coverage {
             min_sm: Sm::Sm75,
             needs: None,
-            dtypes: &Dtype::ALL,
+            dtypes: &Dtype::UNSCALED,
             max_head_dim: 128,
             // Positions are signed 32-bit numbers, and a tile may reach past the end.
             max_seqlen: i32::MAX as usize - 2 * MAX_BLOCK as usize,
@@ -83,7 +83,7 @@ impl Stratum {
             Stratum::V2Tc => Coverage {
                 min_sm: Sm::Sm75,
                 needs: None,
-                dtypes: &Dtype::ALL,
+                dtypes: &Dtype::UNSCALED,
                 max_head_dim: 256,
                 max_seqlen: PACKED_END as usize,
                 features: &[
@@ -102,7 +102,7 @@ impl Stratum {
             Stratum::V3 => Coverage {
                 min_sm: Sm::Sm90,
                 needs: Some(arch::Feature::Wgmma),
-                dtypes: &[Dtype::F16, Dtype::Bf16],
+                dtypes: &[Dtype::F16, Dtype::Bf16, Dtype::E4m3],
                 max_head_dim: 256,
                 max_seqlen: PACKED_END as usize,
                 features: &[
@@ -243,7 +243,7 @@ impl Layout {
 
     /// The elements, 1, 2, 4 or 8, by which every row of the output can be accessed.
     fn out_vector(&self, problem: &Problem) -> u32 {
-        let bytes = problem.dtype.bytes() as u64;
+        let bytes = problem.dtype.out().bytes() as u64;
         let Strides { batch, seq, head } = self.out;
         let fits = |elements: &u32| {
             let steps = [batch, seq, head, problem.head_dim_v];
@@ -328,6 +328,12 @@ pub enum Buffer {
     CacheBatchIdx,
     /// Which pages each entry's are in.
     BlockTable,
+    /// What the elements of 8-bit queries are multiplied by.
+    QDescale,
+    /// The same of keys.
+    KDescale,
+    /// The same of values.
+    VDescale,
     /// One of [`Plan::workspaces`].
     Workspace(usize),
 }
@@ -393,6 +399,12 @@ pub struct Buffers {
     pub cache_batch_idx: u64,
     /// `block_table`, 32-bit integers.
     pub block_table: u64,
+    /// Of 8-bit inputs, their descales, f32.
+    pub q_descale: u64,
+    /// The same of keys.
+    pub k_descale: u64,
+    /// The same of values.
+    pub v_descale: u64,
     /// One per [`Plan::workspaces`], each a multiple of 16.
     pub workspaces: Vec<u64>,
 }
@@ -706,7 +718,7 @@ pub fn plan_with(
             // What the copy engine needs, whatever the output's rows are accessed by.
             Stratum::V3 if !config.by_threads => 16,
             Stratum::V2Tc | Stratum::V3 => {
-                (u64::from(config.vector) * problem.dtype.bytes() as u64).max(config.piece.into())
+                (u64::from(config.vector) * problem.dtype.out().bytes() as u64).max(config.piece.into())
             }
             _ => u64::from(config.vector) * problem.dtype.bytes() as u64,
         },
@@ -976,7 +988,7 @@ impl Planner<'_> {
         let maps = [(Buffer::Q, "q", hopper::ROWS), (Buffer::K, "k", block_kv), (Buffer::V, "v", block_kv)];
         let maps = maps.into_iter().map(|(buffer, argument, rows)| self.tensor_map(buffer, argument, rows));
         let inputs = match maps.collect() {
-            Err(PlanError::TensorMap { .. }) if self.config.piece >= LEAST_COPY => {
+            Err(PlanError::TensorMap { .. }) if self.config.piece >= LEAST_COPY && !self.config.dtype.is_scaled() => {
                 // What the copy engine cannot address threads copy, each tile in its turn.
                 (self.config.by_threads, self.config.dynamic) = (true, false);
                 v3::check_tiles(&self.config)?;
@@ -999,7 +1011,7 @@ impl Planner<'_> {
         splits: u32,
         stays: bool,
     ) -> Result<(), PlanError> {
-        let (problem, config, stratum, sm) = (self.problem, self.config, self.stratum, self.config.target.sm());
+        let (problem, config) = (self.problem, self.config);
         if problem.seqlen_q == 0 || problem.batch == 0 {
             return Ok(());
         }
@@ -1053,16 +1065,17 @@ impl Planner<'_> {
             let of_entry = if slopes.len() == problem.heads_q { 0 } else { problem.heads_q };
             arguments.extend([ArgRef::Buffer(Buffer::AlibiSlopes), ArgRef::U32(of_entry as u32)]);
         }
+        if problem.dtype.is_scaled() {
+            arguments.extend([Buffer::QDescale, Buffer::KDescale, Buffer::VDescale].map(ArgRef::Buffer));
+            arguments.push(ArgRef::U32(problem.heads_kv as u32));
+        }
         if config.dynamic {
             let counter = self.workspace("counter", &[8])?;
             self.workspaces.iter_mut().for_each(|workspace| workspace.zeroed = true);
             arguments.push(ArgRef::Buffer(counter));
         }
         let Program { kernel, shared } = write(&config)?;
-        let allowed = sm.limits().shared_opt_in_per_block;
-        if shared.bytes() > u64::from(allowed) {
-            return Err(PlanError::Shared { stratum, sum: shared.to_string(), allowed, sm });
-        }
+        self.fits(&shared)?;
         self.launches.push(LaunchPlan {
             block: kernel.required_block.unwrap_or([config.tiles.threads, 1, 1]),
             kernel,
@@ -1080,7 +1093,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// A tensor's map for the copy engine, by boxes of 64 columns and so many rows.
+    /// A tensor's map for the copy engine, by boxes of a slab's columns and so many rows.
     fn tensor_map(&self, buffer: Buffer, argument: &'static str, rows: u32) -> Result<ArgRef, PlanError> {
         let problem = self.problem;
         let (strides, seqlen, heads, dim) = match buffer {
@@ -1088,7 +1101,7 @@ impl Planner<'_> {
             Buffer::K => (self.layout.k, problem.seqlen_k, problem.heads_kv, problem.head_dim),
             _ => (self.layout.v, problem.seqlen_k, problem.heads_kv, problem.head_dim_v),
         };
-        let bytes = problem.dtype.bytes() as u64;
+        let (bytes, slab) = (problem.dtype.bytes() as u64, hopper::slab(problem.dtype));
         // Of a dimension that has one element or none, the stride says nothing.
         let stride = |extent: usize, stride: usize| if extent <= 1 { 16 } else { stride as u64 * bytes };
         let (row, head) = (stride(seqlen, strides.seq), stride(heads, strides.head));
@@ -1097,11 +1110,11 @@ impl Planner<'_> {
             let row = strides.seq as u64 * bytes;
             let end = PACKED_END as u64;
             let back = (1u64 << 34).wrapping_sub(row);
-            (vec![dim, end, heads, end, end + 1], vec![row, head, row, back], vec![hopper::SLAB, rows, 1, 1, 1])
+            (vec![dim, end, heads, end, end + 1], vec![row, head, row, back], vec![slab, rows, 1, 1, 1])
         } else {
             let batch = stride(problem.batch, strides.batch);
             let (seqlen, batches) = (seqlen.max(1) as u64, problem.batch as u64);
-            (vec![dim, seqlen, heads, batches], vec![row, head, batch], vec![hopper::SLAB, rows, 1, 1])
+            (vec![dim, seqlen, heads, batches], vec![row, head, batch], vec![slab, rows, 1, 1])
         };
         // The address comes with the call; one that is aligned as all are said to be stands for it.
         let address = self.layout.alignment;
@@ -1141,7 +1154,8 @@ impl Planner<'_> {
     }
 
     fn tensor(&self, buffer: Buffer, name: &'static str, strides: Strides) -> Result<Vec<ArgRef>, PlanError> {
-        let bytes = |stride: usize| stride as u128 * self.problem.dtype.bytes() as u128;
+        let dtype = if buffer == Buffer::Out { self.problem.dtype.out() } else { self.problem.dtype };
+        let bytes = |stride: usize| stride as u128 * dtype.bytes() as u128;
         tensor(buffer, name, [bytes(strides.batch), bytes(strides.head), bytes(strides.seq)])
     }
 
@@ -1152,6 +1166,16 @@ impl Planner<'_> {
         Ok(Buffer::Workspace(self.workspaces.len() - 1))
     }
 
+    /// Whether a block may have so much shared memory.
+    fn fits(&self, shared: &SharedMemory) -> Result<(), PlanError> {
+        let (stratum, sm) = (self.stratum, self.config.target.sm());
+        let allowed = sm.limits().shared_opt_in_per_block;
+        if shared.bytes() > u64::from(allowed) {
+            return Err(PlanError::Shared { stratum, sum: shared.to_string(), allowed, sm });
+        }
+        Ok(())
+    }
+
     /// Adds a launch of `blocks` CTAs per head; none when there is no CTA.
     fn launch(
         &mut self,
@@ -1160,12 +1184,9 @@ impl Planner<'_> {
         blocks: u64,
         arguments: Vec<ArgRef>,
     ) -> Result<(), PlanError> {
-        let (problem, stratum, sm) = (self.problem, self.stratum, self.config.target.sm());
+        let problem = self.problem;
         let Program { kernel, shared } = write(&self.config)?;
-        let allowed = sm.limits().shared_opt_in_per_block;
-        if shared.bytes() > u64::from(allowed) {
-            return Err(PlanError::Shared { stratum, sum: shared.to_string(), allowed, sm });
-        }
+        self.fits(&shared)?;
         let (heads, group) = match heads {
             Heads::Query => (problem.heads_q, problem.group()),
             Heads::Key => (problem.heads_kv, 1),
@@ -1256,6 +1277,9 @@ impl Plan {
             Buffer::Lse => buffers.lse,
             Buffer::CuSeqlensQ => buffers.cu_seqlens_q,
             Buffer::CuSeqlensK => buffers.cu_seqlens_k,
+            Buffer::QDescale => buffers.q_descale,
+            Buffer::KDescale => buffers.k_descale,
+            Buffer::VDescale => buffers.v_descale,
             Buffer::AlibiSlopes => buffers.alibi_slopes,
             Buffer::KNew => buffers.k_new,
             Buffer::VNew => buffers.v_new,
@@ -1388,7 +1412,7 @@ mod tests {
     #[test]
     fn arguments_are_the_kernels_parameters() {
         for stratum in Stratum::ON_CUDA_CORES {
-            for dtype in Dtype::ALL {
+            for dtype in Dtype::UNSCALED {
                 let plan = planned(stratum, ProblemSpec::new(2, 2, 65, 40).dtype(dtype), Sm::Sm80, None).unwrap();
                 let workspaces = vec![1 << 20; plan.workspaces.len()];
                 for launch in plan.launches(&Buffers { workspaces, ..Default::default() }, None).unwrap() {

@@ -131,7 +131,7 @@ impl fmt::Display for Feature {
 /// # Text
 /// `BxHxSxD [option ...]`, for example `10x64x1024x64` or `2x8/2x100/228x64/32 f16 causal`:
 /// batch, heads, sequence length, head dimension. `H` may be `heads_q/heads_kv`, `S` `seqlen_q/seqlen_k`,
-/// `D` `head_dim/head_dim_v`. The options, separated by spaces, are `f32`, `f16` or `bf16`, `causal`,
+/// `D` `head_dim/head_dim_v`. The options, separated by spaces, are `f32`, `f16`, `bf16` or `e4m3`, `causal`,
 /// `window=LEFT,RIGHT` (negative: unbounded), `scale=X`, `softcap=X`, `alibi=X,...` and
 /// `cu_seqlens_q=N,...` with `cu_seqlens_k=N,...`. Printing gives the shortest such text.
 ///
@@ -153,7 +153,7 @@ pub struct ProblemSpec {
     pub head_dim: usize,
     /// Length of a value and of an output row, 1..=256.
     pub head_dim_v: usize,
-    /// Type of q, k, v and out.
+    /// Type of q, k and v, and [`Dtype::out`] that of out.
     pub dtype: Dtype,
     /// Which keys a query sees.
     pub mask: Mask,
@@ -220,7 +220,7 @@ impl ProblemSpec {
         ProblemSpec { head_dim_v, ..self }
     }
 
-    /// The type of q, k, v and out.
+    /// The type of q, k and v, and [`Dtype::out`] that of out.
     pub fn dtype(self, dtype: Dtype) -> ProblemSpec {
         ProblemSpec { dtype, ..self }
     }
@@ -341,7 +341,7 @@ impl ProblemSpec {
             ("q", q * self.heads_q as u128 * self.head_dim as u128 * size),
             ("k", k * self.heads_kv as u128 * self.head_dim as u128 * size),
             ("v", k * self.heads_kv as u128 * self.head_dim_v as u128 * size),
-            ("out", q * self.heads_q as u128 * self.head_dim_v as u128 * size),
+            ("out", q * self.heads_q as u128 * self.head_dim_v as u128 * self.dtype.out().bytes() as u128),
             ("lse", q * self.heads_q as u128 * 4),
         ];
         match tensors.into_iter().find(|(_, bytes)| *bytes > i64::MAX as u128) {
@@ -521,6 +521,11 @@ impl Problem {
         }
     }
 
+    /// `[batch, heads_kv]`.
+    pub fn descale_shape(&self) -> Vec<usize> {
+        vec![self.batch, self.heads_kv]
+    }
+
     fn shape(&self, seqlen: usize, total: usize, heads: usize, dim: usize) -> Vec<usize> {
         match self.varlen {
             Some(_) => vec![total, heads, dim],
@@ -557,7 +562,7 @@ impl Problem {
         let keys = self.sum_over_entries(seen) * self.heads_kv as u128;
         CompulsoryBytes {
             read: size * (queries * self.head_dim as u128 + keys * (self.head_dim + self.head_dim_v) as u128),
-            write: queries * (size * self.head_dim_v as u128 + 4),
+            write: queries * (self.dtype.out().bytes() as u128 * self.head_dim_v as u128 + 4),
         }
     }
 
@@ -873,7 +878,7 @@ pub enum ParseProblemError {
     },
     /// A word that is no option.
     #[error(
-        "`{text}` is no option of a problem: allowed are f32, f16, bf16, causal, window=LEFT,RIGHT, scale=X, \
+        "`{text}` is no option of a problem: allowed are f32, f16, bf16, e4m3, causal, window=LEFT,RIGHT, scale=X, \
          softcap=X, alibi=X,..., cu_seqlens_q=N,... and cu_seqlens_k=N,..., and of a cache cache=N and what follows it"
     )]
     Option {

@@ -19,6 +19,8 @@ pub struct Results {
     total_q: Option<Reg<U32>>,
     /// Where keys are split, bytes of the output and of the logarithms from one part to the next.
     parts: Option<[Reg<U64>; 2]>,
+    /// Whether the output's columns lie as [`Accumulator::store_interleaved`] has them.
+    interleaved: bool,
     /// The output's columns, their type, and how many are stored at once.
     columns: u32,
     dtype: Dtype,
@@ -36,26 +38,34 @@ pub struct Place {
     first_q: Option<Reg<S32>>,
     /// Where keys are split, which part of them it is of.
     part: Option<Reg<U32>>,
+    /// Of 8-bit inputs, what the output is multiplied by.
+    v_descale: Option<Reg<F32>>,
 }
 
 impl Place {
     /// Of a tile.
     pub fn of(work: &Work) -> Self {
         let Work { batch, head, index, row, seqlen_q, first_q, part, .. } = *work;
-        Self { batch, head, index, row, seqlen_q, first_q, part }
+        Self { batch, head, index, row, seqlen_q, first_q, part, v_descale: None }
+    }
+
+    /// The same, its output to be multiplied by this.
+    pub fn scaled(self, v_descale: Option<Reg<F32>>) -> Self {
+        Self { v_descale, ..self }
     }
 
     /// One that is nowhere yet, where keys are not split.
     #[track_caller]
-    pub fn new(k: &mut KernelBuilder, varlen: bool) -> Self {
+    pub fn new(k: &mut KernelBuilder, config: &Config) -> Self {
         k.at(Location::caller(), |k| Self {
             batch: k.mov(0),
             head: k.mov(0),
             index: k.mov(0),
             row: k.mov(0),
             seqlen_q: k.mov(0),
-            first_q: varlen.then(|| k.mov(0)),
+            first_q: config.varlen.then(|| k.mov(0)),
             part: None,
+            v_descale: config.dtype.is_scaled().then(|| k.mov(0.0)),
         })
     }
 
@@ -68,6 +78,9 @@ impl Place {
         k.mov_to(self.row, other.row);
         k.mov_to(self.seqlen_q, other.seqlen_q);
         if let (Some(to), Some(from)) = (self.first_q, other.first_q) {
+            k.mov_to(to, from);
+        }
+        if let (Some(to), Some(from)) = (self.v_descale, other.v_descale) {
             k.mov_to(to, from);
         }
     }
@@ -84,13 +97,14 @@ impl Results {
             let columns = config.head_dim_v;
             let (dtype, vector) = match config.split {
                 true => (Dtype::F32, if columns.is_multiple_of(2) { 2 } else { 1 }),
-                false => (config.dtype, config.vector),
+                false => (config.dtype.out(), config.vector),
             };
             let out = Strided::new(k, "out", vector * dtype.bytes() as u32);
             let lse = k.pointer_param("lse", 4);
             let total_q = (config.varlen && !config.split).then(|| k.param("total_q"));
             let parts = config.split.then(|| ["out_part", "lse_part"].map(|name| k.param(name)));
-            Self { out, lse, total_q, parts, columns, dtype, vector }
+            let interleaved = config.dtype.is_scaled();
+            Self { out, lse, total_q, parts, interleaved, columns, dtype, vector }
         })
     }
 
@@ -107,10 +121,13 @@ impl Results {
         state: &RowState,
     ) {
         k.at(Location::caller(), |k| {
-            let (inverse, lse) = state.finish(k);
+            let (mut factors, lse) = state.finish(k);
+            if let Some(v_descale) = place.v_descale {
+                factors = factors.map(|factor| k.mul(factor, v_descale));
+            }
             let (rows, lse_rows) = self.rows(k, schedule, row, place);
             store_lse(k, quad, &rows, lse_rows, lse);
-            out.store(k, quad, &rows, inverse);
+            self.store_out(k, quad, out, &rows, factors);
         });
     }
 
@@ -130,8 +147,22 @@ impl Results {
             store_lse(k, quad, &rows, lse_rows, [none; 2]);
             let zero = k.mov(0.0);
             let zeros = Accumulator { values: vec![zero; columns as usize / 2] };
-            zeros.store(k, quad, &rows, [zero; 2]);
+            self.store_out(k, quad, &zeros, &rows, [zero; 2]);
         });
+    }
+
+    fn store_out(
+        &self,
+        k: &mut KernelBuilder,
+        quad: Quad,
+        out: &Accumulator,
+        rows: &OutRows,
+        factors: PerRow<Reg<F32>>,
+    ) {
+        match self.interleaved {
+            false => out.store(k, quad, rows, factors),
+            true => out.store_interleaved(k, quad, rows, factors),
+        }
     }
 
     /// Where this thread's rows of the output and of the logarithms are.

@@ -63,6 +63,19 @@ impl Scores {
         })
     }
 
+    /// Where products are to be multiplied by `descale` first.
+    #[track_caller]
+    pub fn scaled(&self, k: &mut KernelBuilder, descale: Reg<F32>) -> Self {
+        k.at(Location::caller(), |k| {
+            let softcap = self.softcap.map(|Softcap { cap, factor }| Softcap { cap, factor: k.mul(factor, descale) });
+            let to_exponent = match (self.softcap, self.slopes) {
+                (None, None) => k.mul(self.to_exponent, descale),
+                _ => self.to_exponent,
+            };
+            Self { to_exponent, scale: k.mul(self.scale, descale), softcap, slopes: self.slopes }
+        })
+    }
+
     /// ALiBi for a thread's rows `row` and `row + 8` of a tile, if there is any.
     #[track_caller]
     pub fn alibi(&self, k: &mut KernelBuilder, schedule: &Schedule, work: &Work, row: Reg<S32>) -> Option<Alibi> {

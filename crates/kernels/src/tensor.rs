@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use float8::F8E4M3;
 use half::{bf16, f16};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -21,6 +22,9 @@ pub enum Dtype {
     F16,
     /// The upper half of a binary32.
     Bf16,
+    /// 8 bits, of which 4 are the exponent: at most 448, no infinity (OCP 8-bit floating point). What an element stands for
+    /// is its number times a [descale](Descales).
+    E4m3,
 }
 
 impl Dtype {
@@ -30,6 +34,7 @@ impl Dtype {
             Dtype::F32 => ptx::Element::F32,
             Dtype::F16 => ptx::Element::F16,
             Dtype::Bf16 => ptx::Element::Bf16,
+            Dtype::E4m3 => ptx::Element::U8,
         }
     }
 
@@ -39,26 +44,45 @@ impl Dtype {
             Dtype::F32 => ptx::Type::F32,
             Dtype::F16 => ptx::Type::F16,
             Dtype::Bf16 => ptx::Type::Bf16,
+            Dtype::E4m3 => ptx::Type::E4m3,
         }
     }
 
     /// All of them.
-    pub const ALL: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+    pub const ALL: [Dtype; 4] = [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::E4m3];
 
-    /// Bytes of one element.
-    pub fn bytes(self) -> usize {
+    /// Those whose elements are what they stand for.
+    pub const UNSCALED: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+
+    /// Whether elements stand for their number times a descale.
+    pub const fn is_scaled(self) -> bool {
+        matches!(self, Dtype::E4m3)
+    }
+
+    /// The type of the output of a call in this type.
+    pub const fn out(self) -> Dtype {
         match self {
-            Dtype::F32 => 4,
-            Dtype::F16 | Dtype::Bf16 => 2,
+            Dtype::E4m3 => Dtype::Bf16,
+            other => other,
         }
     }
 
-    /// `x` rounded to the nearest value of the type, ties to even.
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::Bf16 => 2,
+            Dtype::E4m3 => 1,
+        }
+    }
+
+    /// `x` rounded to the nearest value of the type, ties to even; what is beyond e4m3 becomes its largest.
     pub fn round(self, x: f64) -> f64 {
         match self {
             Dtype::F32 => f64::from(x as f32),
             Dtype::F16 => f16::from_f32(to_odd(x)).to_f64(),
             Dtype::Bf16 => bf16::from_f32(to_odd(x)).to_f64(),
+            Dtype::E4m3 => F8E4M3::from_f64(x).to_f64(),
         }
     }
 
@@ -68,6 +92,7 @@ impl Dtype {
             Dtype::F32 => (23, -126),
             Dtype::F16 => (10, -14),
             Dtype::Bf16 => (7, -126),
+            Dtype::E4m3 => (3, -6),
         };
         let exponent = ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023;
         2f64.powi(exponent.max(least_exponent) - fraction_bits)
@@ -78,6 +103,7 @@ impl Dtype {
             Dtype::F32 => bytes.copy_from_slice(&(x as f32).to_le_bytes()),
             Dtype::F16 => bytes.copy_from_slice(&f16::from_f32(to_odd(x)).to_le_bytes()),
             Dtype::Bf16 => bytes.copy_from_slice(&bf16::from_f32(to_odd(x)).to_le_bytes()),
+            Dtype::E4m3 => bytes.copy_from_slice(&[F8E4M3::from_f64(x).to_bits()]),
         }
     }
 
@@ -86,6 +112,7 @@ impl Dtype {
             (Dtype::F32, &[a, b, c, d]) => f64::from(f32::from_le_bytes([a, b, c, d])),
             (Dtype::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
             (Dtype::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
+            (Dtype::E4m3, &[a]) => F8E4M3::from_bits(a).to_f64(),
             _ => f64::NAN,
         }
     }
@@ -107,13 +134,14 @@ impl fmt::Display for Dtype {
             Dtype::F32 => "f32",
             Dtype::F16 => "f16",
             Dtype::Bf16 => "bf16",
+            Dtype::E4m3 => "e4m3",
         })
     }
 }
 
 /// A text that names no type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("dtype is `{0}`: it must be f32, f16 or bf16")]
+#[error("dtype is `{0}`: it must be f32, f16, bf16 or e4m3")]
 pub struct ParseDtypeError(String);
 
 impl FromStr for Dtype {
@@ -540,6 +568,39 @@ pub struct Inputs {
     pub v: Tensor,
     /// What is appended to a cache before.
     pub new: Option<New>,
+    /// Of 8-bit tensors alone.
+    pub descales: Option<Descales>,
+}
+
+/// What the elements of 8-bit tensors are multiplied by to get what they stand for: f32, `[batch, heads_kv]`, contiguous and
+/// positive. Query heads have their KV head's.
+#[derive(Clone, Debug)]
+pub struct Descales {
+    /// Of q.
+    pub q: Tensor,
+    /// Of k.
+    pub k: Tensor,
+    /// Of v.
+    pub v: Tensor,
+}
+
+impl Descales {
+    /// All 1 where the problem's type has descales.
+    ///
+    /// # Errors
+    /// When memory does not suffice.
+    pub fn ones(problem: &Problem) -> Result<Option<Descales>, TensorError> {
+        if !problem.dtype.is_scaled() {
+            return Ok(None);
+        }
+        let ones = Tensor::full(Dtype::F32, &problem.descale_shape(), 1.0)?;
+        Ok(Some(Descales { q: ones.clone(), k: ones.clone(), v: ones }))
+    }
+
+    /// The three of a batch entry's KV head; NaN where there is none.
+    pub fn of(&self, entry: usize, kv_head: usize) -> [f64; 3] {
+        [&self.q, &self.k, &self.v].map(|tensor| tensor.get(&[entry, kv_head]).unwrap_or(f64::NAN))
+    }
 }
 
 impl Problem {
@@ -551,19 +612,40 @@ impl Problem {
 }
 
 impl Inputs {
-    /// Standard normal inputs for `problem`, contiguous.
+    /// Standard normal inputs for `problem`, contiguous. Of 8-bit tensors the numbers are 64 times as large, which uses their
+    /// range, and the descales between a half and twice a 64th.
     ///
     /// # Errors
     /// When memory does not suffice.
     pub fn randn(problem: &Problem, seed: u64) -> Result<Inputs, TensorError> {
-        let randn =
-            |shape: Vec<usize>, stream| Tensor::randn(problem.dtype, &shape, seed.wrapping_mul(3).wrapping_add(stream));
+        let generator = |stream| ChaCha8Rng::seed_from_u64(seed.wrapping_mul(3).wrapping_add(stream));
+        let scaled = problem.dtype.is_scaled();
+        let randn = |shape: Vec<usize>, stream| {
+            let mut normal = normals(generator(stream));
+            let factor = if scaled { 64.0 } else { 1.0 };
+            Tensor::generate(problem.dtype, &shape, |_| factor * normal())
+        };
+        let descales = |stream| {
+            let mut rng = generator(stream);
+            rng.set_stream(1);
+            let mut descale = || f64::exp2(rng.random::<f64>() * 2.0 - 1.0) / 64.0;
+            Tensor::generate(Dtype::F32, &problem.descale_shape(), |_| descale())
+        };
         Ok(Inputs {
             q: randn(problem.q_shape(), 0)?,
             k: randn(problem.k_shape(), 1)?,
             v: randn(problem.v_shape(), 2)?,
             new: New::randn(problem, seed)?,
+            descales: if scaled { Some(Descales { q: descales(0)?, k: descales(1)?, v: descales(2)? }) } else { None },
         })
+    }
+
+    /// These tensors; where their type has descales, those are 1.
+    ///
+    /// # Errors
+    /// When memory does not suffice.
+    pub fn of(problem: &Problem, q: Tensor, k: Tensor, v: Tensor) -> Result<Inputs, TensorError> {
+        Ok(Inputs { q, k, v, descales: Descales::ones(problem)?, new: None })
     }
 
     /// Whether these are tensors that `problem` describes. A packed tensor may hold more tokens than `cu_seqlens` use.
@@ -602,6 +684,22 @@ impl Inputs {
                 return Err(InputError::LastStride { argument, stride });
             }
         }
+        let Some(Descales { q, k, v }) = &self.descales else {
+            let needed = problem.dtype.is_scaled();
+            return if needed { Err(InputError::NoDescales { dtype: problem.dtype }) } else { Ok(()) };
+        };
+        if !problem.dtype.is_scaled() {
+            return Err(InputError::Descales { dtype: problem.dtype });
+        }
+        let expected = problem.descale_shape();
+        for (argument, tensor) in [("q_descale", q), ("k_descale", k), ("v_descale", v)] {
+            if tensor.dtype != Dtype::F32 {
+                return Err(InputError::Dtype { argument, dtype: tensor.dtype, expected: Dtype::F32 });
+            }
+            if tensor.shape != expected || !tensor.is_contiguous() {
+                return Err(InputError::Shape { argument, shape: tensor.shape.clone(), expected });
+            }
+        }
         Ok(())
     }
 
@@ -615,7 +713,7 @@ impl Inputs {
 /// What a call writes.
 #[derive(Clone, Debug)]
 pub struct Outputs {
-    /// `[batch, seqlen_q, heads_q, head_dim_v]`, or packed, in the problem's type.
+    /// `[batch, seqlen_q, heads_q, head_dim_v]`, or packed, in the type [`Dtype::out`] of the problem's.
     pub out: Tensor,
     /// `[batch, heads_q, seqlen_q]`, or packed `[heads_q, total_q]`, f32.
     pub lse: Tensor,
@@ -628,7 +726,7 @@ impl Outputs {
     /// When memory does not suffice.
     pub fn nan(problem: &Problem) -> Result<Outputs, TensorError> {
         Ok(Outputs {
-            out: Tensor::full(problem.dtype, &problem.out_shape(), f64::NAN)?,
+            out: Tensor::full(problem.dtype.out(), &problem.out_shape(), f64::NAN)?,
             lse: Tensor::full(Dtype::F32, &problem.lse_shape(), f64::NAN)?,
         })
     }
@@ -639,7 +737,7 @@ impl Outputs {
     /// The first tensor of a wrong type or shape.
     pub fn check(&self, problem: &Problem) -> Result<(), InputError> {
         let outputs = [
-            ("out", &self.out, problem.dtype, problem.out_shape()),
+            ("out", &self.out, problem.dtype.out(), problem.out_shape()),
             ("lse", &self.lse, Dtype::F32, problem.lse_shape()),
         ];
         for (argument, tensor, dtype, expected) in outputs {
@@ -666,7 +764,7 @@ impl Outputs {
             None => (self.out.select(0, entry)?.select(1, head)?, self.lse.select(0, entry)?.select(0, head)?),
         };
         let rows = |tensor: Tensor| Ok::<_, TensorError>(tensor.narrow(0, queries.start, queries.len())?.to_f64());
-        Ok(HeadOutput { entry, head, out: rows(out)?, lse: rows(lse)? })
+        Ok(HeadOutput { entry, head, out: rows(out)?, lse: rows(lse)?, lse_lost: Vec::new() })
     }
 
     /// Every head of the outputs: batch entries in order, heads within.
@@ -685,7 +783,7 @@ impl Outputs {
         let (heads_q, dim) = (problem.heads_q, problem.head_dim_v);
         let mut out = vec![f64::NAN; problem.total_q() * heads_q * dim];
         let mut lse = vec![f64::NAN; problem.total_q() * heads_q];
-        for HeadOutput { entry, head, out: rows, lse: row_lse } in heads {
+        for HeadOutput { entry, head, out: rows, lse: row_lse, .. } in heads {
             problem.check_head(*entry, *head)?;
             let queries = problem.tokens(*entry).0;
             let expected = vec![queries.len(), dim];
@@ -702,7 +800,7 @@ impl Outputs {
             lse[first..][..row_lse.len()].copy_from_slice(row_lse);
         }
         Ok(Outputs {
-            out: Tensor::from_values(problem.dtype, &problem.out_shape(), &out)?,
+            out: Tensor::from_values(problem.dtype.out(), &problem.out_shape(), &out)?,
             lse: Tensor::from_values(Dtype::F32, &problem.lse_shape(), &lse)?,
         })
     }
@@ -740,6 +838,20 @@ pub enum InputError {
         end: usize,
         /// The tensor's tokens.
         tokens: usize,
+    },
+    /// 8-bit tensors without descales.
+    #[error(
+        "q, k and v are of type {dtype}, and there are no descales: that type needs q_descale, k_descale and v_descale"
+    )]
+    NoDescales {
+        /// Their type.
+        dtype: Dtype,
+    },
+    /// Descales of tensors that have none.
+    #[error("there are descales, and q, k and v are of type {dtype}: only e4m3 has descales")]
+    Descales {
+        /// Their type.
+        dtype: Dtype,
     },
     /// A last dimension that is not contiguous.
     #[error("the last dimension of {argument} has stride {stride}: it must be 1")]
@@ -810,6 +922,17 @@ mod tests {
     }
 
     #[test]
+    fn every_byte_is_read_and_written_as_it_is() {
+        for byte in 0..=u8::MAX {
+            let x = Dtype::E4m3.read(&[byte]);
+            let mut back = [0];
+            Dtype::E4m3.write(x, &mut back);
+            assert!(if x.is_nan() { byte & 0x7f == 0x7f } else { back == [byte] }, "{byte:#x}");
+            assert!(x.is_nan() || Dtype::E4m3.round(x + Dtype::E4m3.ulp(x) / 2.1) == x || x < 0.0, "{byte:#x}");
+        }
+    }
+
+    #[test]
     fn rounding_is_to_even_and_once() {
         // Just above the tie between 1 and the next f16: rounding to f32 first would make it the tie.
         let tie = 1.0 + 2f64.powi(-11);
@@ -822,6 +945,10 @@ mod tests {
         assert_eq!(Dtype::Bf16.round(-1e300), f64::NEG_INFINITY);
         assert_eq!(Dtype::F16.round(1e-300), 0.0);
         assert!(Dtype::Bf16.round(f64::NAN).is_nan());
+        assert_eq!(
+            [1.0625, 1.1875, 464.0, -1e300, 2f64.powi(-10)].map(|x| Dtype::E4m3.round(x)),
+            [1.0, 1.25, 448.0, -448.0, 0.0]
+        );
     }
 
     #[test]
@@ -882,7 +1009,7 @@ mod tests {
         let right = Inputs::randn(&problem, 1).unwrap();
         assert_eq!(right.check(&problem), Ok(()));
         let wrong = |q: &Tensor, k: &Tensor, v: &Tensor, problem: &Problem| {
-            Inputs { q: q.clone(), k: k.clone(), v: v.clone(), new: None }.check(problem).unwrap_err().to_string()
+            Inputs { q: q.clone(), k: k.clone(), v: v.clone(), descales: None, new: None }.check(problem).unwrap_err().to_string()
         };
         let Inputs { q, k, v, .. } = &right;
         let packed = ProblemSpec::packed(4, 8, vec![0, 3, 9], vec![0, 2, 4]).build().unwrap();
@@ -898,6 +1025,30 @@ mod tests {
             Outputs::nan(&problem).unwrap().head(&problem, 0, 4).unwrap_err().to_string(),
         ];
         insta::assert_snapshot!(messages.join("\n"));
+    }
+
+    #[test]
+    fn descales_are_those_of_8_bit_tensors_alone() {
+        let problem = ProblemSpec::new(2, 4, 5, 8).heads_kv(2).dtype(Dtype::E4m3).build().unwrap();
+        let right = Inputs::randn(&problem, 1).unwrap();
+        assert_eq!(right.check(&problem), Ok(()));
+        let Descales { q, k, v } = right.descales.clone().unwrap();
+        assert!(q.to_f64() != k.to_f64() && v.to_f64().iter().all(|x| (1.0 / 128.0..=1.0 / 32.0).contains(x)));
+        let wrong = |descales| Inputs { descales, ..right.clone() }.check(&problem).unwrap_err().to_string();
+        let half = problem.clone().into_spec().dtype(Dtype::F16).build().unwrap();
+        let scaled = Inputs { descales: right.descales.clone(), ..Inputs::randn(&half, 1).unwrap() };
+        let messages = [
+            wrong(None),
+            wrong(Some(Descales { q: q.clone(), k: k.to_dtype(Dtype::F16).unwrap(), v: v.clone() })),
+            wrong(Some(Descales { q, k, v: v.narrow(1, 0, 1).unwrap() })),
+            scaled.check(&half).unwrap_err().to_string(),
+        ];
+        insta::assert_snapshot!(messages.join("\n"), @r"
+        q, k and v are of type e4m3, and there are no descales: that type needs q_descale, k_descale and v_descale
+        k_descale is of type f16: the problem's is f32
+        v_descale has the shape [2, 1]: the problem asks for [2, 2]
+        there are descales, and q, k and v are of type f16: only e4m3 has descales
+        ");
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub fn v1(config: &Config) -> Result<Program, KernelError> {
     let sums = head.per_query(k, "l");
     let state = match config.dtype {
         Dtype::F32 => out,
-        Dtype::F16 | Dtype::Bf16 => head.of_workspace(k, "o", config.head_dim_v, vector),
+        _ => head.of_workspace(k, "o", config.head_dim_v, vector),
     };
 
     // Tiles in shared memory, and how this thread reads them.
@@ -145,7 +145,7 @@ pub fn v1(config: &Config) -> Result<Program, KernelError> {
             }
             match config.dtype {
                 Dtype::F32 => o.store(k, &head, &lanes, first, &state),
-                Dtype::F16 | Dtype::Bf16 => k.if_else(
+                _ => k.if_else(
                     is_last,
                     |k| o.store(k, &head, &lanes, first, &out),
                     |k| o.store(k, &head, &lanes, first, &state),

@@ -333,7 +333,7 @@ impl<'a> Warp<'a> {
                     row,
                     scores: Accumulator::new(k, config.tiles.block_kv),
                     out: Accumulator::new(k, columns),
-                    state: RowState::new(k, scores.to_exponent),
+                    state: RowState::new(k, scores.to_exponent, 0.0),
                     alibi: scores.alibi(k, schedule, work, row),
                 }
             })

@@ -5,20 +5,28 @@
 //! another computes on: the scores of the next block are under way while the values of this one are multiplied, and while a
 //! warpgroup has the tensor cores the others exponentiate. CTAs stay, and a tile's last product runs beside the next tile's first.
 //!
+//! On 8-bit inputs the matrix instructions want both factors' inner dimension contiguous, and that of values is not: the other
+//! three warps of the warpgroup that loads turn each tile of values once it has come.
+//!
 //! What it shows: the tensor cores are hardly ever idle; below 128 columns the exponentials are as much the limit.
 
-use ptx::{B32, Compare, Global, KernelBuilder, KernelError, Pointer, Pred, Reg, S32, Special, TensorMapParam, U32};
+use ptx::{
+    Along, B32, Compare, F32, Global, KernelBuilder, KernelError, Pointer, Pred, Reg, S32, Special, TensorMapParam,
+    U32, U64,
+};
 
 use crate::accumulator::{Accumulator, Quad, RowState, Visible};
 use crate::config::{Config, Program, Tiles};
 use crate::copies::Copies;
-use crate::hopper::{BARRIER, Cursor, ROWS, Ring, SLAB, Tile, Turns, WARPGROUP, multiply_columns, multiply_rows};
+use crate::hopper::{
+    BARRIER, Cursor, ROWS, Ring, SLAB_ROW, Tile, Transposer, Turns, WARPGROUP, multiply_registers, multiply_rows, slab,
+};
 use crate::results::{Place, Results};
 use crate::schedule::{Schedule, Work};
 use crate::scores::{Alibi, Scores};
 use crate::strided::Strided;
 use crate::tile::SharedMemory;
-use crate::{Mask, PlanError, Problem, mma};
+use crate::{Dtype, Mask, PlanError, Problem, mma};
 
 /// Registers per thread of the loading warpgroup and of the computing ones, by how many compute. Together they are what
 /// the CTA was launched with.
@@ -28,7 +36,7 @@ const REGISTERS: [(u32, u32); 3] = [(56, 256), (24, 240), (32, 160)];
 const REGISTERS_BY_THREADS: [(u32, u32); 3] = [(56, 256), (40, 232), (32, 160)];
 
 /// Rows of a tile that the loading warpgroup copies at once: a thread for each chunk of a slab's row.
-const ROW_STEP: u32 = WARPGROUP * mma::CHUNK / (2 * SLAB);
+const ROW_STEP: u32 = WARPGROUP * mma::CHUNK / SLAB_ROW;
 
 /// Those of a configuration.
 fn registers(config: &Config) -> (u32, u32) {
@@ -39,6 +47,12 @@ fn registers(config: &Config) -> (u32, u32) {
 /// Tiles of keys, and of values, on their way or in use.
 const STAGES: u32 = 2;
 
+/// Warps of the loading warpgroup that turn tiles of values.
+const TRANSPOSERS: u32 = 3;
+
+/// The exponent of the largest 8-bit exponential: 256 where 448 is the most, and the least that is not 0 is 2^-17 of it.
+const TOP: f32 = 8.0;
+
 /// How the tiles of a configuration lie in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry {
@@ -48,8 +62,10 @@ pub struct Geometry {
     pub queries: Tile,
     /// A block of keys.
     pub keys: Tile,
-    /// A block of values.
+    /// A block of values, as it is loaded.
     pub values: Tile,
+    /// The same, turned, where matrix instructions want it so.
+    pub turned: Option<Tile>,
     /// Tiles of queries for each warpgroup: two, where there is room for the next while one is in use.
     pub query_stages: u32,
 }
@@ -57,13 +73,15 @@ pub struct Geometry {
 impl Geometry {
     /// Of a configuration, where a block has `limit` bytes of shared memory.
     pub fn new(config: &Config, limit: u32) -> Self {
-        let padded = |columns: u32| columns.next_multiple_of(SLAB);
-        let block_kv = config.tiles.block_kv;
+        let (block_kv, dtype) = (config.tiles.block_kv, config.dtype);
+        let tile = |rows, columns| Tile { rows, columns: padded(dtype, columns), dtype };
+        let values = tile(block_kv, config.head_dim_v);
         let mut geometry = Self {
             consumers: config.tiles.block_q / ROWS,
-            queries: Tile { rows: ROWS, columns: padded(config.head_dim) },
-            keys: Tile { rows: block_kv, columns: padded(config.head_dim) },
-            values: Tile { rows: block_kv, columns: padded(config.head_dim_v) },
+            queries: tile(ROWS, config.head_dim),
+            keys: tile(block_kv, config.head_dim),
+            values,
+            turned: dtype.is_scaled().then_some(Tile { rows: values.columns, columns: block_kv, dtype }),
             query_stages: 2,
         };
         if geometry.bytes() > limit {
@@ -80,12 +98,20 @@ impl Geometry {
     /// Shared memory in all.
     pub fn bytes(&self) -> u32 {
         let queries = self.query_stages * self.consumers * self.queries.bytes();
-        queries + STAGES * (self.keys.bytes() + self.values.bytes()) + BARRIER * self.barriers()
+        let turned = self.turned.map_or(0, Tile::bytes);
+        queries + STAGES * (self.keys.bytes() + self.values.bytes() + turned) + BARRIER * self.barriers()
     }
 
+    /// Barriers, and words of as many bytes after them: the numbers of the next tiles, and whether loading has ended.
     fn barriers(&self) -> u32 {
-        2 * (self.query_stages * self.consumers + 2 * STAGES + NEXT_STAGES) + NEXT_STAGES
+        let turned = if self.turned.is_some() { 3 * STAGES } else { 0 };
+        2 * (self.query_stages * self.consumers + 2 * STAGES + NEXT_STAGES) + NEXT_STAGES + turned
     }
+}
+
+/// Columns of a tile: in the slabs of 16-bit types all of them, of 8-bit ones as many as are turned together.
+fn padded(dtype: Dtype, columns: u32) -> u32 {
+    columns.next_multiple_of(if dtype.is_scaled() { 32 } else { slab(dtype) })
 }
 
 /// Places for the number of the next tile, and the barriers of each.
@@ -93,13 +119,18 @@ const NEXT_STAGES: u32 = 2;
 
 /// The tile sizes measured fastest on an H200 (docs/lab-notes/v3.md): two warpgroups of 64 queries and 128 keys, or 80 where
 /// the head dimension leaves no room for more. Where it is at most 64 a third warpgroup keeps the tensor cores busy beside
-/// the exponentials, unless a causal mask leaves short rows for which smaller tiles waste less.
+/// the exponentials, unless a causal mask leaves short rows for which smaller tiles waste less. Products of 8-bit types take
+/// half the time: what holds for 64 columns of 16 bits holds for 128 of theirs.
 pub fn default_tiles(problem: &Problem) -> Tiles {
     const SHORT: usize = 2048;
+    const LONG: usize = 8192;
     let columns = problem.head_dim.max(problem.head_dim_v);
     let short = problem.mask != Mask::FULL && problem.seqlen_k < SHORT;
+    let scaled = problem.dtype.is_scaled();
     let (consumers, block_kv) = match columns {
         0..=64 if !short => (3, 128),
+        65..=128 if scaled && (problem.mask == Mask::FULL || problem.seqlen_k >= LONG) => (3, 96),
+        129.. if scaled => (2, 128),
         0..=128 => (2, 128),
         129..=192 => (2, 112),
         _ => (2, 80),
@@ -119,8 +150,10 @@ pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
     if ![ROWS, 2 * ROWS, 3 * ROWS].contains(&block_q) {
         return refuse("block_q", block_q, "64, 128 or 192".into());
     }
-    if block_kv == 0 || !block_kv.is_multiple_of(16) || block_kv > 256 {
-        return refuse("block_kv", block_kv, "a multiple of 16, at most 256".into());
+    // The inner dimension of a matrix instruction.
+    let step = 32 / config.dtype.bytes() as u32;
+    if block_kv == 0 || !block_kv.is_multiple_of(step) || block_kv > 256 {
+        return refuse("block_kv", block_kv, format!("a multiple of {step}, at most 256"));
     }
     let consumers = block_q / ROWS;
     if threads != WARPGROUP * (consumers + 1) {
@@ -130,12 +163,14 @@ pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
             format!("{}: a warpgroup that loads and one for each 64 queries", WARPGROUP * (consumers + 1)),
         );
     }
-    let columns = config.head_dim_v.next_multiple_of(SLAB);
+    let columns = padded(config.dtype, config.head_dim_v);
     let most = registers(config).1.min(255) - OTHERS;
-    if block_kv / 2 + block_kv / 4 + columns / 2 > most {
+    let needed = |block_kv: u32| block_kv / 2 + block_kv * config.dtype.bytes() as u32 / 8 + columns / 2;
+    if needed(block_kv) > most {
+        let largest = (0..block_kv).step_by(step as usize).rfind(|&block_kv| needed(block_kv) <= most);
         let allowed = format!(
             "at most {}: a thread of {block_q} queries has {most} registers for scores, exponentials and output",
-            (most.saturating_sub(columns / 2)) * 4 / 3 / 16 * 16
+            largest.unwrap_or(0)
         );
         return refuse("block_kv", block_kv, allowed);
     }
@@ -164,16 +199,34 @@ struct Cta<'a> {
     geometry: Geometry,
     schedule: Schedule,
     scores: Scores,
+    descales: Option<DescaleParams>,
     /// This warp's warpgroup: 0 loads.
     warpgroup: Reg<U32>,
     lane: Reg<U32>,
     /// Of each computing warpgroup.
     queries: Vec<Ring>,
     keys: Ring,
+    /// As matrix instructions read them.
     values: Ring,
+    /// Where they are loaded, to be turned.
+    loaded: Option<Loaded>,
     /// Where the loading warp says which tile is next, and the numbers themselves.
     next: Ring,
     numbers: Reg<U32>,
+}
+
+/// Values that are to be turned.
+#[derive(Clone, Copy)]
+struct Loaded {
+    ring: Ring,
+    /// Of each tile, a word that is not 0 where no more tiles come.
+    ended: Reg<U32>,
+}
+
+impl Loaded {
+    fn ended(&self, k: &mut KernelBuilder, at: Cursor) -> Pointer<ptx::Shared> {
+        Pointer::at(Ring { tiles: self.ended, step: BARRIER, ..self.ring }.tile(k, at))
+    }
 }
 
 /// The kernel.
@@ -192,8 +245,9 @@ pub fn v3(config: &Config) -> Result<Program, KernelError> {
     let schedule = Schedule::new(k, config);
     let results = Results::new(k, config);
     let scores = Scores::new(k, config);
+    let descales = DescaleParams::new(k, config);
     let mut memory = SharedMemory::default();
-    let cta = Cta::new(k, config, geometry, schedule, scores, &mut memory);
+    let cta = Cta::new(k, config, geometry, (schedule, scores, descales), &mut memory);
 
     let loads = k.setp(Compare::Eq, cta.warpgroup, 0);
     k.if_else(loads, |k| produce(k, &cta, source), |k| consume(k, &cta, &results));
@@ -206,18 +260,21 @@ impl<'a> Cta<'a> {
         k: &mut KernelBuilder,
         config: &'a Config,
         geometry: Geometry,
-        schedule: Schedule,
-        scores: Scores,
+        (schedule, scores, descales): (Schedule, Scores, Option<DescaleParams>),
         memory: &mut SharedMemory,
     ) -> Self {
-        let Geometry { consumers, queries, keys, values, query_stages } = geometry;
-        let q_tiles = memory.reserve(k, "q", query_stages * consumers * queries.rows, queries.columns, 2);
-        let k_tiles = memory.reserve(k, "k", STAGES * keys.rows, keys.columns, 2);
-        let v_tiles = memory.reserve(k, "v", STAGES * values.rows, values.columns, 2);
+        let Geometry { consumers, queries, keys, values, turned, query_stages } = geometry;
+        let mut reserve = |k: &mut KernelBuilder, name, tiles, tile: Tile| {
+            let bytes = tile.dtype.bytes() as u32;
+            let place = memory.reserve(k, name, tiles * tile.rows, tile.bytes() / tile.rows / bytes, bytes);
+            k.address_of(place)
+        };
+        let q_tiles = reserve(k, "q", query_stages * consumers, queries);
+        let k_tiles = reserve(k, "k", STAGES, keys);
+        let v_tiles = reserve(k, "v", STAGES, values);
+        let turned_tiles = turned.map(|turned| reserve(k, "v_turned", STAGES, turned));
         let barriers = memory.reserve(k, "barriers", geometry.barriers(), 1, BARRIER);
-
-        let [q_tiles, k_tiles, v_tiles, barriers] =
-            [q_tiles, k_tiles, v_tiles, barriers].map(|place| k.address_of(place));
+        let barriers = k.address_of(barriers);
         let mut used = 0;
         let mut ring = |k: &mut KernelBuilder, tiles: Reg<U32>, step: u32, stages: u32| {
             let place = k.add(barriers, BARRIER * used);
@@ -232,8 +289,10 @@ impl<'a> Cta<'a> {
             .collect();
         let kv = ring(k, k_tiles, keys.bytes(), STAGES);
         let v = ring(k, v_tiles, values.bytes(), STAGES);
+        let turned = turned_tiles.zip(turned).map(|(tiles, turned)| ring(k, tiles, turned.bytes(), STAGES));
         let next = ring(k, barriers, BARRIER, NEXT_STAGES);
         let numbers = k.add(barriers, BARRIER * used);
+        let loaded = turned.map(|_| Loaded { ring: v, ended: k.add(numbers, BARRIER * NEXT_STAGES) });
 
         let thread = k.tid_x();
         let lane = k.and(thread, 31);
@@ -245,11 +304,13 @@ impl<'a> Cta<'a> {
             geometry,
             schedule,
             scores,
+            descales,
             warpgroup,
             lane,
             queries: q,
             keys: kv,
-            values: v,
+            values: turned.unwrap_or(v),
+            loaded,
             next,
             numbers,
         };
@@ -257,8 +318,16 @@ impl<'a> Cta<'a> {
         k.if_(first, |k| {
             let writers = if config.by_threads { WARPGROUP } else { 1 };
             cta.queries.iter().for_each(|ring| ring.init(k, writers, 4));
-            [cta.keys, cta.values].iter().for_each(|ring| ring.init(k, writers, 4 * consumers));
+            cta.keys.init(k, writers, 4 * consumers);
+            cta.values.init(k, if loaded.is_some() { TRANSPOSERS } else { writers }, 4 * consumers);
             cta.next.init(k, 1, 4 * consumers);
+            if let Some(Loaded { ring, ended }) = loaded {
+                ring.init(k, writers, TRANSPOSERS);
+                let zero = k.mov::<U32>(0);
+                for stage in 0..STAGES {
+                    k.st(Pointer::<ptx::Shared>::at(ended).offset((BARRIER * stage).into()), zero);
+                }
+            }
             k.fence_mbarrier_init();
         });
         k.bar_sync(0);
@@ -319,7 +388,20 @@ fn produce(k: &mut KernelBuilder, cta: &Cta, source: Source) {
             k.if_(one, |k| {
                 let [at_queries, at_keys] = [(); 2].map(|()| Cursor::new(k));
                 for_each_tile(k, cta, |k, work| load(k, cta, work, maps, at_queries, at_keys));
+                if let Some(loaded) = cta.loaded {
+                    loaded.ring.wait_empty(k, at_keys);
+                    let place = loaded.ended(k, at_keys);
+                    let ended = k.mov::<U32>(1);
+                    k.st(place, ended);
+                    loaded.ring.fill(k, at_keys);
+                }
             });
+            if let (Some(loaded), Some(turned)) = (cta.loaded, cta.geometry.turned) {
+                let warp = k.shr(thread, 5);
+                let warp = k.shfl_idx(warp, 0);
+                let turns = k.setp(Compare::Ge, warp, 1);
+                k.if_(turns, |k| turn(k, cta, loaded, turned, warp));
+            }
         }
         Source::Tensors(tensors) => {
             let gather = Gather::new(k, cta, tensors);
@@ -394,13 +476,39 @@ fn load(
             let key = work.key(k, block, cta.config.tiles.block_kv);
             let packed = work.first_k.map(|first| (first, work.seqlen_k));
             let rows = cta.rows(k, key, work.kv_head, work.batch, packed);
-            for (ring, tile, map) in [(cta.keys, keys, k_map), (cta.values, values, v_map)] {
+            let to_values = cta.loaded.map_or(cta.values, |loaded| loaded.ring);
+            for (ring, tile, map) in [(cta.keys, keys, k_map), (to_values, values, v_map)] {
                 let full = ring.begin_filling(k, at_keys, tile.bytes());
                 let to = ring.tile(k, at_keys);
                 tile.load(k, to, map, &rows, full);
             }
             cta.keys.advance(k, at_keys);
             k.sub_to(block, block, 1);
+        },
+    );
+}
+
+/// The warps that turn values: tile after tile, until no more come.
+fn turn(k: &mut KernelBuilder, cta: &Cta, loaded: Loaded, turned: Tile, warp: Reg<U32>) {
+    let place = k.sub(warp, 1);
+    let transposer = Transposer::new(k, place, cta.lane, TRANSPOSERS);
+    let leader = k.setp(Compare::Eq, cta.lane, 0);
+    // Both rings have as many tiles: one cursor is that of both.
+    let at = Cursor::new(k);
+    k.while_(
+        |k| {
+            loaded.ring.wait_full(k, at);
+            let ended = loaded.ended(k, at);
+            let ended = k.ld::<U32, _>(ended);
+            k.setp(Compare::Eq, ended, 0)
+        },
+        |k| {
+            cta.values.wait_empty(k, at);
+            let (from, to) = (loaded.ring.tile(k, at), cta.values.tile(k, at));
+            transposer.turn(k, (cta.geometry.values, from), (turned, to));
+            cta.values.fill_part(k, at, leader);
+            loaded.ring.release(k, at, leader);
+            loaded.ring.advance(k, at);
         },
     );
 }
@@ -425,9 +533,9 @@ struct Gathered {
     rows: u32,
     /// This thread's first row of a tile, and the byte in it.
     row: Reg<U32>,
-    column: Reg<ptx::U64>,
+    column: Reg<U64>,
     /// Bytes from one of its rows to the next.
-    step: Reg<ptx::U64>,
+    step: Reg<U64>,
 }
 
 impl Gathered {
@@ -549,9 +657,37 @@ fn number(k: &mut KernelBuilder, cta: &Cta, at: Cursor) -> Pointer<ptx::Shared> 
     Pointer::at(next.tile(k, at))
 }
 
+/// Where the descales of 8-bit inputs are: kernel parameters.
+struct DescaleParams {
+    /// Of q, k and v.
+    tensors: [Reg<U64>; 3],
+    heads_kv: Reg<U32>,
+}
+
+impl DescaleParams {
+    /// Declares `q_descale`, `k_descale`, `v_descale` and `heads_kv`.
+    fn new(k: &mut KernelBuilder, config: &Config) -> Option<Self> {
+        config.dtype.is_scaled().then(|| Self {
+            tensors: ["q_descale", "k_descale", "v_descale"].map(|name| k.pointer_param(name, 4)),
+            heads_kv: k.param("heads_kv"),
+        })
+    }
+
+    /// Those of a tile.
+    fn of(&self, k: &mut KernelBuilder, work: &Work) -> [Reg<F32>; 3] {
+        let index = k.mad(work.batch, self.heads_kv, work.kv_head);
+        self.tensors.map(|tensor| {
+            let place = k.mad_wide(index, 4, tensor);
+            k.ld(Pointer::<Global>::at(place))
+        })
+    }
+}
+
 /// The tile that a warpgroup computes.
 struct Current<'w> {
     work: &'w Work,
+    /// How products become its scores.
+    scores: Scores,
     alibi: Option<Alibi>,
 }
 
@@ -570,9 +706,12 @@ struct Consumer<'a> {
     at_keys: Cursor,
     at_values: Cursor,
     /// Descriptors of the first tile of each ring.
-    q: Reg<ptx::U64>,
-    k: Reg<ptx::U64>,
-    v: Reg<ptx::U64>,
+    q: Reg<U64>,
+    k: Reg<U64>,
+    v: Reg<U64>,
+    /// The tile of values that is the right factor, and how they lie in it.
+    factor: Tile,
+    along: Along,
     scores: Accumulator,
     /// The exponentials of a block, rounded: the left factor of the product with its values.
     p: Vec<Reg<B32>>,
@@ -589,7 +728,7 @@ fn consume(k: &mut KernelBuilder, cta: &Cta, results: &Results) {
 
 impl<'a> Consumer<'a> {
     fn new(k: &mut KernelBuilder, cta: &'a Cta<'a>, results: &'a Results) -> Self {
-        let Geometry { consumers, queries, keys, values, query_stages } = cta.geometry;
+        let Geometry { consumers, queries, keys, values, turned, query_stages } = cta.geometry;
         k.more_registers(registers(cta.config).1);
         let group = k.sub(cta.warpgroup, 1);
         let leader = k.setp(Compare::Eq, cta.lane, 0);
@@ -609,7 +748,10 @@ impl<'a> Consumer<'a> {
         let own = Ring { tiles, barriers, ..first };
         let q = queries.descriptor(k, own.tiles);
         let kv = keys.descriptor(k, cta.keys.tiles);
-        let v = values.transposed_descriptor(k, cta.values.tiles);
+        let (factor, along, v) = match turned {
+            None => (values, Along::Columns, values.transposed_descriptor(k, cta.values.tiles)),
+            Some(turned) => (turned, Along::Rows, turned.descriptor(k, cta.values.tiles)),
+        };
 
         let block_kv = cta.config.tiles.block_kv;
         let [at_queries, at_keys, at_values] = [(); 3].map(|()| Cursor::new(k));
@@ -627,10 +769,17 @@ impl<'a> Consumer<'a> {
             q,
             k: kv,
             v,
+            factor,
+            along,
             scores: Accumulator::new(k, block_kv),
-            p: k.regs(block_kv as usize / 4),
+            p: k.regs(block_kv as usize * cta.config.dtype.bytes() / 8),
             out: Accumulator::new(k, values.columns),
-            state: RowState::new(k, cta.scores.to_exponent),
+            state: if turned.is_some() {
+                let scale = k.reg();
+                RowState::new(k, scale, TOP)
+            } else {
+                RowState::new(k, cta.scores.to_exponent, 0.0)
+            },
             always: k.mov_p(true),
             never: k.mov_p(false),
         }
@@ -643,25 +792,34 @@ impl<'a> Consumer<'a> {
         let at_next = Cursor::new(k);
         let tile = k.ctaid_x();
         let under_way = k.mov_p(false);
-        let place = Place::new(k, self.cta.config.varlen);
+        let place = Place::new(k, self.cta.config);
         k.while_(
             |k| k.setp(Compare::Lt, tile, schedule.tiles),
             |k| {
                 let work = schedule.work(k, tile);
+                let descales = self.cta.descales.as_ref().map(|descales| descales.of(k, &work));
+                let scores = match descales {
+                    None => self.cta.scores,
+                    Some([q, keys, _]) => {
+                        let descale = k.mul(q, keys);
+                        self.cta.scores.scaled(k, descale)
+                    }
+                };
+                let own_place = Place::of(&work).scaled(descales.map(|[.., v]| v));
                 let nothing = work.sees_nothing(k);
                 k.if_else(
                     nothing,
-                    |k| self.store_nothing(k, &Place::of(&work)),
+                    |k| self.store_nothing(k, &own_place),
                     |k| {
-                        let alibi = self.cta.scores.alibi(k, schedule, &work, self.row);
-                        let tile = Current { work: &work, alibi };
+                        let alibi = scores.alibi(k, schedule, &work, self.row);
+                        let tile = Current { work: &work, scores, alibi };
                         let block = k.mov(work.last);
                         k.if_else(
                             under_way,
                             |k| self.begin_beside(k, &tile, block, &place),
                             |k| self.begin(k, &tile, block),
                         );
-                        place.set(k, &Place::of(&work));
+                        place.set(k, &own_place);
                         self.out.clear(k);
                         k.mov_p_to(under_way, true);
                         self.other_blocks(k, &tile, block);
@@ -704,6 +862,7 @@ impl<'a> Consumer<'a> {
         self.modify(k, tile, block);
         self.hide_at_border(k, tile.work, block);
         self.state.clear(k);
+        self.set_scale(k, tile);
         self.state.absorb(k, &self.scores, false);
         self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
     }
@@ -721,7 +880,7 @@ impl<'a> Consumer<'a> {
         self.scored(k, tile.work, block);
         self.modify(k, tile, block);
         self.hide_at_border(k, tile.work, block);
-        let state = RowState::new(k, self.cta.scores.to_exponent);
+        let state = self.state.another(k, tile.scores.to_exponent);
         state.clear(k);
         state.absorb(k, &self.scores, false);
         k.wgmma_wait(0);
@@ -729,6 +888,14 @@ impl<'a> Consumer<'a> {
         self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
         self.store(k, before, &self.state);
         self.state.set(k, &state);
+        self.set_scale(k, tile);
+    }
+
+    /// Of 8-bit inputs, each head has its own scale.
+    fn set_scale(&self, k: &mut KernelBuilder, tile: &Current) {
+        if self.cta.descales.is_some() {
+            self.state.set_scale(k, tile.scores.to_exponent);
+        }
     }
 
     /// The blocks of a tile after its first, from the last down: those at a border masked, the others not.
@@ -803,7 +970,7 @@ impl<'a> Consumer<'a> {
         let q = self.queries.descriptor(k, self.at_queries, self.q);
         let kv = self.cta.keys.descriptor(k, self.at_keys, self.k);
         let first = (self.never, self.always);
-        multiply_rows(k, &self.scores, (queries, q), (keys, kv), first, self.cta.config.dtype);
+        multiply_rows(k, &self.scores, (queries, q), (keys, kv), first);
     }
 
     /// The scores have come: their keys' space is free, and with the tile's last block that of the queries.
@@ -820,7 +987,7 @@ impl<'a> Consumer<'a> {
     /// `out += p x values` of the block at the cursor, under way.
     fn add_values(&self, k: &mut KernelBuilder) {
         let v = self.cta.values.descriptor(k, self.at_values, self.v);
-        multiply_columns(k, &self.out, &self.p, (self.cta.geometry.values, v), self.always, self.cta.config.dtype);
+        multiply_registers(k, &self.out, &self.p, (self.factor, v, self.along), self.always);
     }
 
     /// The product has come: its values' space is free.
@@ -840,7 +1007,7 @@ impl<'a> Consumer<'a> {
         let Config { softcap, alibi, .. } = *self.cta.config;
         if softcap || alibi {
             let column = self.column(k, tile.work, block);
-            self.cta.scores.modify(k, &self.scores, tile.alibi.as_ref(), column);
+            tile.scores.modify(k, &self.scores, tile.alibi.as_ref(), column);
         }
     }
 

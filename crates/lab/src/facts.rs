@@ -18,24 +18,25 @@ use crate::ptxas::{self, ToolError};
 
 /// Architectures with every problem, and those with the first alone: their kernels differ in what the assembler makes of them.
 const TARGETS: [(&str, usize); 7] =
-    [("sm_75", 5), ("sm_80", 5), ("sm_86", 1), ("sm_89", 1), ("sm_90a", 5), ("sm_100a", 1), ("sm_120a", 1)];
+    [("sm_75", 6), ("sm_80", 6), ("sm_86", 1), ("sm_89", 1), ("sm_90a", 6), ("sm_100a", 1), ("sm_120a", 1)];
 
 /// Head dimensions and types that take different paths through the kernels; lengths that end inside a tile.
 const ON_CUDA_CORES: [&str; 5] =
     ["1x2x100x64 f32", "1x2x100x32 f32", "1x2x100x128 f32", "1x2x100x128 f16 causal", "1x4/2x70/100x33/40 bf16 causal"];
 
 /// The same for the strata on tensor cores.
-const ON_TENSOR_CORES: [&str; 5] = [
+const ON_TENSOR_CORES: [&str; 6] = [
     "1x2x300x128 f16",
     "1x2x300x128 bf16 causal",
     "1x2x300x64 bf16",
     "1x2x300x256 bf16 causal",
     "1x4/2x270/300x96/72 f16 window=100,20",
+    "1x2x300x128 e4m3",
 ];
 
 /// Which problems a stratum is described by.
-fn problems(stratum: Stratum) -> [&'static str; 5] {
-    if Stratum::ON_CUDA_CORES.contains(&stratum) { ON_CUDA_CORES } else { ON_TENSOR_CORES }
+fn problems(stratum: Stratum) -> &'static [&'static str] {
+    if Stratum::ON_CUDA_CORES.contains(&stratum) { &ON_CUDA_CORES } else { &ON_TENSOR_CORES }
 }
 
 /// The text about a stratum on an architecture.
@@ -80,7 +81,7 @@ pub fn sheets() -> Result<Vec<Sheet>, FactsError> {
     all.into_par_iter()
         .map(|(target, count, stratum)| {
             let mut text = format!("{stratum} on {target}. Written by `cargo run --release -- facts`.\n");
-            for problem in &problems(stratum)[..count] {
+            for problem in problems(stratum).iter().take(count) {
                 describe(&mut text, stratum, target, problem)?;
             }
             Ok(Sheet { path: PathBuf::from(target).join(format!("{stratum}.txt")), text })
@@ -95,8 +96,8 @@ fn describe(text: &mut String, stratum: Stratum, target: &str, problem: &str) ->
     let parsed: Problem = problem.parse().map_err(|error| refuse(format!("{error}")))?;
     let inputs = Inputs::randn(&parsed, 1).map_err(|error| refuse(error.to_string()))?;
     let plan = match kernels::plan(stratum, &parsed, target, &Layout::contiguous(&parsed), None) {
-        // A type that the architecture's tensor cores lack.
-        Err(PlanError::Lacks { .. }) => return Ok(()),
+        // A type that the stratum, or the architecture's tensor cores, lack.
+        Err(PlanError::Lacks { .. } | PlanError::Dtype { .. }) => return Ok(()),
         plan => plan.map_err(|error| refuse(error.to_string()))?,
     };
     let tiles = plan.config.tiles;

@@ -82,6 +82,7 @@ fn tensor_operand(evidence: &Evidence) -> Option<(TensorOperand, u32)> {
     let operand = match dtype {
         Dtype::F16 => TensorOperand::F16,
         Dtype::Bf16 => TensorOperand::Bf16,
+        Dtype::E4m3 => TensorOperand::Fp8,
         // tf32 drops 13 bits of the mantissa: not the same result.
         Dtype::F32 => return None,
     };

@@ -1,6 +1,6 @@
 //! A part of a problem that stands for the whole: some heads, each with its keys and values.
 
-use kernels::{Inputs, Problem, ProblemError, Tensor, TensorError};
+use kernels::{Descales, Inputs, Problem, ProblemError, Tensor, TensorError};
 use thiserror::Error;
 
 use crate::record::Sampling;
@@ -89,6 +89,7 @@ impl Sample {
                 k: stack(&inputs.k, &picked, 1)?,
                 v: stack(&inputs.v, &picked, 1)?,
                 new: None,
+                descales: inputs.descales.as_ref().map(|descales| picked_descales(descales, &picked)).transpose()?,
             },
         };
         let on_borders = |dim: usize| (dim * problem.dtype.bytes()).is_multiple_of(32);
@@ -99,6 +100,17 @@ impl Sample {
         };
         Ok(Self { problem: part, inputs, groups: groups as u64, groups_of_all: all as u64, sampling })
     }
+}
+
+/// `[groups, 1]` of the picked pairs.
+fn picked_descales(descales: &Descales, picked: &[(usize, usize)]) -> Result<Descales, TensorError> {
+    let pick = |tensor: &Tensor| {
+        Tensor::generate(tensor.dtype(), &[picked.len(), 1], |index| {
+            let (entry, kv) = picked[index[0]];
+            tensor.get(&[entry, kv]).unwrap_or(f64::NAN)
+        })
+    };
+    Ok(Descales { q: pick(&descales.q)?, k: pick(&descales.k)?, v: pick(&descales.v)? })
 }
 
 /// `[groups, seqlen, width, dim]` of the heads `kv * width..(kv + 1) * width` of each picked pair.

@@ -107,6 +107,7 @@ scalars! {
     S16 B16 "A signed 16-bit integer.", S32 B32 "A signed 32-bit integer.", S64 B64 "A signed 64-bit integer.",
     F16 B16 "IEEE 754 binary16.", F16x2 B32 "Two binary16, the first in the lower half.",
     Bf16 B16 "bfloat16.", Bf16x2 B32 "Two bfloat16, the first in the lower half.",
+    E4m3x2 B16 "Two 8-bit numbers of 4 exponent bits, the first in the lower byte.",
     F32 B32 "IEEE 754 binary32.", F64 B64 "IEEE 754 binary64.",
 }
 
@@ -1079,6 +1080,9 @@ operations! {
     cvt_tf32 cvt_tf32_to<>(a: F32) -> B32 = Cvt [&[Modifier::Rna, Modifier::Type(Type::Tf32), ty::<F32>()]];
     /// Two f32 rounded to bf16, `low` in the lower half (sm_80).
     cvt_bf16x2 cvt_bf16x2_to<>(high: F32, low: F32) -> Bf16x2 = Cvt [&[Modifier::Rn, ty::<Bf16x2>(), ty::<F32>()]];
+    /// Two f32 rounded to e4m3, `low` in the lower byte; beyond 448 they are 448 (sm_89).
+    cvt_e4m3x2 cvt_e4m3x2_to<>(high: F32, low: F32) -> E4m3x2 =
+        Cvt [&[Modifier::Rn, Modifier::Satfinite, ty::<E4m3x2>(), ty::<F32>()]];
 }
 
 #[cfg(test)]

@@ -5,6 +5,9 @@
 //! by one, `k` ascending, rounding to f32 each time (a fused multiply-add). Chips sum several at once and truncate what they
 //! align, so results are compared with tolerances, never bit for bit.
 //!
+//! - `wgmma` on e4m3 and e5m2 loses so much on a chip that it shows in results: the products of an instruction and the accumulator
+//!   are aligned to the largest of them, and what is less than 2^-13 of its power of two is cut off each, and off the sum
+//!   (DeepSeek-V3 Technical Report, 3.3.2: about 14 bits are kept). So does the emulator.
 //! - f16 accumulators are widened, take all products of the instruction in f32, and are rounded to nearest even once at its end.
 //! - tf32 operands are cut, not rounded: the manual says that the lower 13 bits are ignored; `cvt.rna.tf32` is what rounds.
 //! - e4m3 and e5m2 are widened exactly. e4m3 has NaN (0x7f, 0xff) and no infinity.
@@ -167,6 +170,49 @@ pub(crate) fn multiply_add(a: &[f32], b: &[f32], c: &mut [f32], k: usize, n: usi
     }
 }
 
+/// [`multiply_add`] of 8-bit floats as `wgmma` does it: all products at once, cut to 13 bits after the largest one's first.
+#[inline(always)]
+pub(crate) fn multiply_add_cut(a: &[f32], b: &[f32], c: &mut [f32], k: usize, n: usize) {
+    for (a, c) in a.chunks_exact(k).zip(c.chunks_exact_mut(n)) {
+        for (column, c) in (0..n).step_by(8).zip(c.as_chunks_mut().0) {
+            cut(a, &b[column..], c, n);
+        }
+    }
+}
+
+/// Eight columns of a row of [`multiply_add_cut`].
+#[inline(always)]
+fn cut(a: &[f32], b: &[f32], c: &mut [f32; 8], n: usize) {
+    /// Of a float's 23, those that sums do not have.
+    const LOST: u32 = (1 << 10) - 1;
+    let mut products = [[0.0f32; 8]; 32];
+    let mut largest = c.map(f32::abs);
+    for ((products, &a), b) in products.iter_mut().zip(a).zip(b.chunks(n)) {
+        for lane in 0..8 {
+            products[lane] = a * b[lane];
+            largest[lane] = largest[lane].max(products[lane].abs());
+        }
+    }
+    // A power of two, of which terms become whole multiples; their sum is exact.
+    let power = largest.map(|x| f32::from_bits(x.to_bits() & f32::INFINITY.to_bits()));
+    let mut sums = [0.0f32; 8];
+    for terms in products[..a.len()].iter().chain([&*c]) {
+        for lane in 0..8 {
+            sums[lane] += (terms[lane] / power[lane] * 8192.0).trunc();
+        }
+    }
+    for lane in 0..8 {
+        c[lane] = if power[lane] == 0.0 {
+            // Products of 8-bit floats are no subnormals: they are all 0.
+            c[lane]
+        } else if largest[lane].is_infinite() {
+            products[..a.len()].iter().fold(c[lane], |sum, products| sum + products[lane])
+        } else {
+            f32::from_bits((sums[lane] * (power[lane] / 8192.0)).to_bits() & !LOST)
+        };
+    }
+}
+
 /// Four rows and `W` columns of [`multiply_add`].
 #[inline(always)]
 fn block<const W: usize>(a: &[f32], b: &[f32], c: &mut [f32], k: usize, n: usize, column: usize) {
@@ -191,6 +237,27 @@ fn block<const W: usize>(a: &[f32], b: &[f32], c: &mut [f32], k: usize, n: usize
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn products_of_bytes_are_cut_where_the_largest_ends() {
+        let sum = |a: [f32; 32], c: f32| {
+            let (mut b, mut c) = (vec![0.0; 32 * 8], [c; 8]);
+            b.iter_mut().skip(3).step_by(8).for_each(|b| *b = 1.0);
+            multiply_add_cut(&a, &b, &mut c, 32, 8);
+            assert!(c[2] == c[4], "{c:?}");
+            c[3]
+        };
+        let terms = |given: &[f32]| std::array::from_fn(|index| given.get(index).copied().unwrap_or(0.0));
+        let tiny = 2f32.powi(-14);
+        assert_eq!(sum(terms(&[1.0, 2.0 * tiny]), 0.0), 1.0 + 2.0 * tiny);
+        assert_eq!(sum(terms(&[1.0, tiny, tiny, -tiny]), 0.0), 1.0, "each is cut toward zero by itself");
+        assert_eq!(sum(terms(&[tiny, tiny]), 0.0), 2.0 * tiny);
+        assert_eq!(sum(terms(&[1.0, 1.0, 2.0 * tiny]), 0.0), 2.0, "the sum has as many bits");
+        assert_eq!(sum(terms(&[3.0 * tiny]), 1.0 + f32::EPSILON), 1.0 + 2.0 * tiny, "so has the accumulator");
+        assert_eq!(sum([0.0; 32], 0.0), 0.0);
+        assert_eq!(sum(terms(&[1.0]), f32::INFINITY), f32::INFINITY);
+        assert!(sum(terms(&[1.0, f32::NAN]), 1.0).is_nan());
+    }
 
     #[test]
     fn every_fp8_number_is_exact() {

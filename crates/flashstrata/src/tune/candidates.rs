@@ -45,7 +45,7 @@ pub struct Candidates {
 
 /// Tile sizes that are tried.
 const BLOCKS_Q: [u32; 8] = [16, 32, 48, 64, 96, 128, 192, 256];
-const BLOCKS_KV: [u32; 13] = [16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256];
+const BLOCKS_KV: [u32; 14] = [16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256];
 const THREADS: [u32; 7] = [32, 64, 128, 256, 384, 512, 1024];
 
 /// Of two configurations, the slower by the model is not timed when it is this many times slower than the fastest.

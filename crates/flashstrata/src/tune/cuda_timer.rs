@@ -1,6 +1,6 @@
 //! A GPU as what takes time.
 
-use kernels::{Inputs, Problem, TensorError};
+use kernels::{Descales, Inputs, Problem, TensorError};
 
 use crate::attention::{self, Attention, Operands};
 use crate::error::Error;
@@ -19,6 +19,7 @@ pub struct CudaTimer {
     lse: DeviceBuffer,
     cu_seqlens: Option<[DeviceBuffer; 2]>,
     alibi_slopes: Option<DeviceBuffer>,
+    descales: Option<[DeviceBuffer; 3]>,
     /// Those that loaded, each with the calls that a sample takes.
     loaded: Vec<(Attention, usize)>,
 }
@@ -37,7 +38,7 @@ impl CudaTimer {
         if stream.device().context().is_none() {
             return Err(Error::NoGpu { what: "a clock" });
         }
-        let Inputs { q, k, v, .. } = Inputs::randn(problem, 0)?;
+        let Inputs { q, k, v, descales, .. } = Inputs::randn(problem, 0)?;
         let bytes = |shape: Vec<usize>, size: usize| shape.into_iter().product::<usize>() as u64 * size as u64;
         let upload = |tensor: &kernels::Tensor| -> Result<DeviceBuffer, Error> {
             let bytes: Result<Vec<u8>, TensorError> = tensor.to_bytes();
@@ -51,10 +52,14 @@ impl CudaTimer {
             q: upload(&q)?,
             k: upload(&k)?,
             v: upload(&v)?,
-            out: stream.alloc(bytes(problem.out_shape(), problem.dtype.bytes()))?,
+            out: stream.alloc(bytes(problem.out_shape(), problem.dtype.out().bytes()))?,
             lse: stream.alloc(bytes(problem.lse_shape(), 4))?,
             cu_seqlens,
             alibi_slopes: problem.alibi_slopes.as_ref().map(|slopes| stream.upload(slopes)).transpose()?,
+            descales: match &descales {
+                Some(Descales { q, k, v }) => Some([upload(q)?, upload(k)?, upload(v)?]),
+                None => None,
+            },
             stream: stream.clone(),
             loaded: Vec::new(),
         })
@@ -72,7 +77,7 @@ impl Timer for CudaTimer {
     }
 
     fn sample(&mut self, candidate: usize) -> Result<f64, Error> {
-        let CudaTimer { stream, q, k, v, out, lse, cu_seqlens, alibi_slopes, loaded } = self;
+        let CudaTimer { stream, q, k, v, out, lse, cu_seqlens, alibi_slopes, descales, loaded } = self;
         let Some((attention, calls)) = loaded.get_mut(candidate) else { return Ok(f64::NAN) };
         let mut operands = Operands::new(&*q, &*k, &*v, out, lse);
         if let Some([q, k]) = cu_seqlens {
@@ -80,6 +85,9 @@ impl Timer for CudaTimer {
         }
         if let Some(slopes) = alibi_slopes {
             operands = operands.alibi_slopes(&*slopes);
+        }
+        if let Some([q, k, v]) = descales {
+            operands = operands.descales(&*q, &*k, &*v);
         }
         let mut inner = locked(&stream.inner);
         let ready = attention::ready(stream, &mut inner, attention, &operands)?;

@@ -45,6 +45,7 @@ pub fn clocks(hardware: &Hardware, problem: &Problem, stratum: Stratum, config: 
         Dtype::F32 => TensorOperand::Tf32,
         Dtype::F16 => TensorOperand::F16,
         Dtype::Bf16 => TensorOperand::Bf16,
+        Dtype::E4m3 => TensorOperand::Fp8,
     };
     let tensor = rates.tensor.of(operand).filter(|_| !on_cuda_cores);
     // f32 to nearly its own precision takes three products.

@@ -30,6 +30,7 @@ fn operand(record: &ProfileRecord) -> Option<TensorOperand> {
     let (operand, feature) = match record.dtype.as_ref()?.parse().ok()? {
         Dtype::F16 => (TensorOperand::F16, Feature::F16Mma),
         Dtype::Bf16 => (TensorOperand::Bf16, Feature::Bf16Mma),
+        Dtype::E4m3 => (TensorOperand::Fp8, Feature::Fp8Mma),
         // tf32 drops 13 bits of the mantissa: not the same result.
         Dtype::F32 => return None,
     };

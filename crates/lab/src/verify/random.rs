@@ -82,7 +82,7 @@ impl Coverage {
             Outcome::Failed(_) => 1,
             Outcome::NotCovered => 2,
         };
-        let dtypes = Dtype::ALL.map(|dtype| (dtype, ["f32", "f16", "bf16"]));
+        let dtypes = Dtype::ALL.map(|dtype| (dtype, ["f32", "f16", "bf16", "e4m3"]));
         let dtype = dtypes.iter().position(|(dtype, _)| *dtype == one.problem.dtype).map_or("", |i| dtypes[i].1[i]);
         self.counts.entry((0, dtype)).or_default()[outcome] += 1;
         for (index, kind) in kinds.into_iter().enumerate() {
@@ -176,7 +176,7 @@ pub(super) fn random(dtype: Dtype, seed: u64, number: u32) -> Result<(Run, Trait
     };
     spec.cache = cache(rng, &spec, traits.of("cache"));
     let problem = spec.build()?;
-    let Inputs { q, k, v, new } = unseen_as_nan(&problem, Inputs::randn(&problem, rng.random())?)?;
+    let Inputs { q, k, v, new, descales } = unseen_as_nan(&problem, Inputs::randn(&problem, rng.random())?)?;
     // Rows that are written are one each.
     let laid =
         Some(traits.of("strides")).filter(|&laid| new.is_none() || laid != "expanded head").unwrap_or("contiguous");
@@ -186,6 +186,7 @@ pub(super) fn random(dtype: Dtype, seed: u64, number: u32) -> Result<(Run, Trait
         k: lay(k, laid, rng)?,
         v: if rng.random() { lay(v, laid, rng)? } else { v },
         new,
+        descales,
     };
     Ok((Run { label: "random", problem, inputs, expect: Expect::Reference }, traits))
 }

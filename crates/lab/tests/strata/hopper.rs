@@ -20,8 +20,10 @@ fn device(policy: Policy, multiprocessors: u32) -> Device<'static> {
 #[test]
 fn v3_passes_the_cases() {
     let planner = Planner::new(arch::Gpu::find("H100").unwrap().into()).stratum(Stratum::V3);
-    for (index, policy) in POLICIES.into_iter().enumerate() {
-        let dtype = [Dtype::F16, Dtype::Bf16][index % 2];
+    let sixteen_bits = [Dtype::F16, Dtype::Bf16].into_iter().cycle();
+    let calls =
+        POLICIES.into_iter().zip(sixteen_bits).flat_map(|(policy, dtype)| [(policy, dtype), (policy, Dtype::E4m3)]);
+    for (index, (policy, dtype)) in calls.enumerate() {
         let mut passed = Vec::new();
         for case in CaseId::all(6) {
             let seed = index as u64;
@@ -68,6 +70,22 @@ fn head_dims_lengths_and_masks() {
     }
 }
 
+/// The same of 8-bit types, which the copy engine addresses by 16 columns.
+#[test]
+fn eight_bits() {
+    let lengths = [(1, 1), (33, 31), (5, 270), (270, 5), (128, 128), (147, 329), (65, 64), (300, 500)];
+    let dims = [(16, 16), (48, 48), (64, 64), (80, 32), (96, 96), (128, 128), (64, 256), (256, 256)];
+    let masks = [Mask::FULL, Mask::CAUSAL, Mask::window(40, 3), Mask::window(0, -1)];
+    for (index, (d, d_v)) in dims.into_iter().enumerate() {
+        for (kind, mask) in masks.into_iter().enumerate() {
+            let (seqlen_q, seqlen_k) = lengths[(index + 3 * kind) % lengths.len()];
+            let spec = ProblemSpec::new(2, 4, seqlen_q, d).seqlen_k(seqlen_k).head_dim_v(d_v).mask(mask);
+            let spec = spec.heads_kv([1, 2, 4][index % 3]).dtype(Dtype::E4m3);
+            within_tolerance(&spec, None, POLICIES[(index + kind) % POLICIES.len()], 1 + index as u32 % 3);
+        }
+    }
+}
+
 /// Rows that the copy engine cannot address: threads copy them, 8 or 4 bytes at once.
 #[test]
 fn rows_that_threads_copy() {
@@ -92,8 +110,10 @@ fn rows_that_threads_copy() {
 fn packed_batches() {
     let (cu_q, cu_k) = (vec![0, 0, 300, 301, 460], vec![0, 70, 70, 400, 530]);
     for (index, mask) in [Mask::FULL, Mask::CAUSAL, Mask::window(30, 30)].into_iter().enumerate() {
-        let spec = ProblemSpec::packed(2, 64, cu_q.clone(), cu_k.clone()).dtype(Dtype::Bf16).mask(mask);
-        within_tolerance(&spec, None, POLICIES[index], FEW);
+        for dtype in [Dtype::Bf16, Dtype::E4m3] {
+            let spec = ProblemSpec::packed(2, 64, cu_q.clone(), cu_k.clone()).dtype(dtype).mask(mask);
+            within_tolerance(&spec, None, POLICIES[index], FEW);
+        }
     }
 }
 
@@ -103,6 +123,13 @@ fn tile_sizes() {
         let tiles = Tiles { block_q, block_kv, threads: 128 + 2 * block_q };
         let spec =
             ProblemSpec::new(1, 2, 333, 64).seqlen_k(277).dtype(Dtype::F16).mask([Mask::FULL, Mask::CAUSAL][index % 2]);
+        within_tolerance(&spec, Some(tiles), POLICIES[index % POLICIES.len()], FEW);
+    }
+    for (index, (block_q, block_kv)) in [(64, 32), (64, 224), (128, 160), (192, 96), (128, 224)].into_iter().enumerate()
+    {
+        let tiles = Tiles { block_q, block_kv, threads: 128 + 2 * block_q };
+        let spec = ProblemSpec::new(1, 2, 333, 128).seqlen_k(577).dtype(Dtype::E4m3);
+        let spec = spec.mask([Mask::FULL, Mask::CAUSAL][index % 2]);
         within_tolerance(&spec, Some(tiles), POLICIES[index % POLICIES.len()], FEW);
     }
 }

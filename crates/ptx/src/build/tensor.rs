@@ -12,6 +12,15 @@ pub struct TensorMapParam {
     address: Register,
 }
 
+/// How the right factor of a product lies in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Along {
+    /// Each column's elements along the inner dimension follow each other: the rows of its transpose.
+    Rows,
+    /// Each inner index's elements follow each other, column after column.
+    Columns,
+}
+
 impl<S> Pointer<S> {
     fn memory(self) -> Operand {
         Operand::Memory(self.address)
@@ -53,6 +62,15 @@ impl KernelBuilder {
         d
     }
 
+    /// Stores one, two or four 8x8 matrices of 16-bit elements, one register each. Lane `i` gives the address of row `i mod 8`
+    /// of matrix `i / 8`, a multiple of 16 (sm_90).
+    #[track_caller]
+    pub fn stmatrix(&mut self, to: Pointer<Shared>, a: &[Reg<B32>]) {
+        let operand = if let [one] = a { one.register.into() } else { registers(a) };
+        let names = format!("sync aligned m8n8 x{} shared b16", a.len());
+        self.emit_named(Opcode::Stmatrix, &names, vec![to.memory(), operand]);
+    }
+
     // ---- matrices in shared memory
 
     /// Before the first matrix instruction of a warpgroup, and after its registers were written (PTX ISA, `wgmma.fence`).
@@ -74,24 +92,38 @@ impl KernelBuilder {
     }
 
     /// `d = a x b^T`, plus `d` where `accumulate` holds, of a warpgroup: 64 rows, twice as many columns as `d` has registers.
-    /// Both are described by matrix descriptors, rows along the inner dimension.
+    /// Both are described by matrix descriptors, rows along the inner dimension, which is 32 bytes long.
     #[track_caller]
     pub fn wgmma_shared(&mut self, d: &[Reg<F32>], a: Reg<U64>, b: Reg<U64>, accumulate: Reg<Pred>, ty: Type) {
-        let one = || Operand::Integer(1);
-        let (a, b) = (a.register.into(), b.register.into());
-        let straight = || Operand::Integer(0);
-        let operands = vec![registers(d), a, b, accumulate.register.into(), one(), one(), straight(), straight()];
-        self.emit_named(Opcode::Wgmma, &wgmma_names(d.len(), ty), operands);
+        let operands = vec![registers(d), a.register.into(), b.register.into(), accumulate.register.into()];
+        self.emit_wgmma(ty, d, operands, &[Along::Rows, Along::Rows]);
     }
 
     /// `d += a x b` of a warpgroup: 64 rows, twice as many columns as `d` has registers. `a` is in registers (fragment A),
-    /// `b` is described by a matrix descriptor, columns along the inner dimension.
+    /// 32 bytes deep, `b` is described by a matrix descriptor. Only 16-bit types may lie with columns along the inner dimension.
     #[track_caller]
-    pub fn wgmma_registers(&mut self, d: &[Reg<F32>], a: &[Reg<B32>], b: Reg<U64>, accumulate: Reg<Pred>, ty: Type) {
-        let one = || Operand::Integer(1);
-        let operands =
-            vec![registers(d), registers(a), b.register.into(), accumulate.register.into(), one(), one(), one()];
-        self.emit_named(Opcode::Wgmma, &wgmma_names(d.len(), ty), operands);
+    pub fn wgmma_registers(
+        &mut self,
+        d: &[Reg<F32>],
+        a: &[Reg<B32>],
+        b: (Reg<U64>, Along),
+        accumulate: Reg<Pred>,
+        ty: Type,
+    ) {
+        let operands = vec![registers(d), registers(a), b.0.register.into(), accumulate.register.into()];
+        self.emit_wgmma(ty, d, operands, &[b.1]);
+    }
+
+    /// Adds the signs of both factors and, of 16-bit types, how each one in shared memory lies.
+    #[track_caller]
+    fn emit_wgmma(&mut self, ty: Type, d: &[Reg<F32>], mut operands: Vec<Operand>, factors: &[Along]) {
+        operands.extend([Operand::Integer(1), Operand::Integer(1)]);
+        let (columns, depth) = (2 * d.len(), 256 / ty.bits());
+        if ty.bits() == 16 {
+            operands.extend(factors.iter().map(|&along| Operand::Integer((along == Along::Columns).into())));
+        }
+        let names = format!("mma_async sync aligned m64n{columns}k{depth} f32 {} {}", ty.name(), ty.name());
+        self.emit_named(Opcode::Wgmma, &names, operands);
     }
 
     // ---- asynchronous copies
@@ -231,8 +263,4 @@ impl KernelBuilder {
         self.emit_named(Opcode::Atom, "global inc u32", vec![d.register.into(), at.memory(), most.into().operand]);
         d
     }
-}
-
-fn wgmma_names(registers: usize, ty: Type) -> String {
-    format!("mma_async sync aligned m64n{}k16 f32 {} {}", 2 * registers, ty.name(), ty.name())
 }
