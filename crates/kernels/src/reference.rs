@@ -47,6 +47,10 @@ pub fn reference_heads(
     inputs: &Inputs,
     heads: &[(usize, usize)],
 ) -> Result<Vec<HeadOutput>, InputError> {
+    if problem.cache.is_some() {
+        let (problem, inputs) = without_cache(problem, inputs)?;
+        return reference_heads(&problem, &inputs, heads);
+    }
     let mut outputs = compute(problem, inputs, heads, exact_row)?;
     if problem.dtype.is_scaled() {
         for output in &mut outputs {
