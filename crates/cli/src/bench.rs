@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::anyhow;
 use clap::Args;
 use cuda::{Driver, TimingOptions};
-use kernels::{Dtype, Inputs, Problem, ProblemSpec, Stratum};
+use kernels::{Dtype, Inputs, Problem, ProblemSpec, Stratum, Technique};
 use lab::record::{SCHEMA, TileRecord};
 use lab::{BenchError, Measured};
 use serde::Serialize;
@@ -34,6 +34,9 @@ pub struct BenchArguments {
     pub strata: Vec<Stratum>,
     #[command(flatten)]
     pub tiles: TileArguments,
+    /// Parts of v3 that are left out, to measure what they bring: producer, turns, overlap, separated by commas.
+    #[arg(long, value_delimiter = ',', value_name = "LIST", conflicts_with = "record")]
+    pub without: Vec<Technique>,
     /// Overwrite the L2 cache before each sample.
     #[arg(long)]
     pub flush_l2: bool,
@@ -99,7 +102,9 @@ pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
     sweep(arguments, device.l2_bytes, &CANCEL, |problem, inputs, stratum| {
         let tiles = arguments.tiles.of(stratum, device.sm, problem);
         let mut stream = context.stream()?;
-        let measured = match lab::bench(&mut stream, stratum, Some(tiles), problem, inputs, &options) {
+        let without = arguments.without.iter().copied().collect();
+        let chosen = kernels::Options { tiles: Some(tiles), without, ..kernels::Options::default() };
+        let measured = match lab::bench(&mut stream, stratum, &chosen, problem, inputs, &options) {
             Ok(measured) => measured,
             // The others may cover what this one does not.
             Err(BenchError::Plan(error)) => {

@@ -10,8 +10,8 @@ use serde::Serialize;
 #[derive(Clone, Debug, Default, Args)]
 pub struct RecordArguments {
     /// Keep the records in the history: $STRATA_HISTORY, else flashstrata/history.db in the user's data folder, or FILE.
-    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    record: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", require_equals = true)]
+    record: Option<Option<PathBuf>>,
 }
 
 /// Which history is read.
@@ -41,7 +41,7 @@ impl RecordArguments {
     /// When it cannot be written.
     pub fn open(&self) -> anyhow::Result<Recorder> {
         let Some(path) = &self.record else { return Ok(Recorder(None)) };
-        let path = if path.as_os_str().is_empty() { history::default_path()? } else { path.clone() };
+        let path = path.clone().map_or_else(history::default_path, Ok)?;
         Ok(Recorder(Some(History::open(&path)?)))
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::anyhow;
 use clap::Args;
-use kernels::{Dtype, Stratum};
+use kernels::{Dtype, Stratum, Technique};
 use lab::{CaseId, Checked, Coverage, Outcome};
 
 use crate::arguments::Choice;
@@ -33,6 +33,9 @@ pub struct VerifyArguments {
     /// How many random problems of each type; what they covered is told at the end.
     #[arg(long, default_value_t = 6, conflicts_with = "case")]
     pub random: u32,
+    /// Parts of v3 that are left out: producer, turns, overlap, separated by commas.
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub without: Vec<Technique>,
     /// Seed of the inputs and of the random problems.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
@@ -49,7 +52,7 @@ pub fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
         let verify = |_: Choice, case, dtype| lab::verify::verify_cpu(case, dtype, arguments.seed, options);
         return run(arguments, &[Choice::Auto], verify, || false);
     }
-    let planner = device.planner()?;
+    let planner = device.planner()?.without(arguments.without.iter().copied().collect());
     let all = Stratum::ALL.map(Choice::Stratum);
     let choices = if arguments.stratum.is_empty() { &all[..] } else { &arguments.stratum };
     match device.context() {

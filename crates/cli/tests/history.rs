@@ -35,6 +35,18 @@ fn acknowledged(text: &str) -> Vec<i64> {
     numbers.filter_map(|rest| rest.split_whitespace().next()?.parse().ok()).collect()
 }
 
+/// `--record` alone takes the history that the environment names.
+#[test]
+fn the_default_history_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("history.db");
+    for words in [&["dig", "--problem", "1x1x64x16", "--strata", "v2", "--record"][..], &["history"]] {
+        let mut command = assert_cmd::Command::cargo_bin("strata").unwrap();
+        let assert = command.env("STRATA_PTXAS", "none").env("STRATA_HISTORY", &file).args(words).assert().success();
+        assert!(said(&assert).contains(if words.len() > 1 { "recorded as 1" } else { "1x1x64x16" }));
+    }
+}
+
 #[test]
 fn what_is_recorded_is_listed_and_compared() {
     let folder = tempfile::tempdir().unwrap();

@@ -109,8 +109,8 @@ pub use arch::{Gpu, Sm};
 pub use half;
 pub use kernels::{
     Append, Cache, CacheError, Coverage, Dtype, Feature, InputError, Inputs, Layout, Mask, New, Outputs, Pages,
-    ParseProblemError, PlanError, Problem, ProblemError, ProblemSpec, Rotary, Stratum, Strides, Tensor, TensorError,
-    Tiles, Varlen,
+    ParseProblemError, PlanError, Problem, ProblemError, ProblemSpec, Rotary, Stratum, Strides, Technique, Tensor,
+    TensorError, Tiles, Varlen, Without,
 };
 
 pub use attention::{Attention, Operands};

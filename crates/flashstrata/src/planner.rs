@@ -4,7 +4,7 @@ use std::fmt;
 
 use arch::{BlockResources, Occupancy, OccupancyError, Target};
 use kernels::plan::LaunchPlan;
-use kernels::{Dtype, Layout, PlanError, Problem, Stratum, Tiles};
+use kernels::{Dtype, Layout, PlanError, Problem, Stratum, Tiles, Without};
 use thiserror::Error;
 
 use crate::hardware::Hardware;
@@ -36,13 +36,14 @@ pub struct Planner {
     stratum: Option<Stratum>,
     tiles: Option<Tiles>,
     splits: Option<u32>,
+    without: Without,
     tuned: Option<Table>,
 }
 
 impl Planner {
     /// For a GPU, without a wish.
     pub fn new(hardware: Hardware) -> Planner {
-        Planner { hardware, stratum: None, tiles: None, splits: None, tuned: None }
+        Planner { hardware, stratum: None, tiles: None, splits: None, without: Without::default(), tuned: None }
     }
 
     /// Of this generation alone.
@@ -59,6 +60,11 @@ impl Planner {
     /// the GPU.
     pub fn splits(self, splits: u32) -> Planner {
         Planner { splits: Some(splits), ..self }
+    }
+
+    /// With parts of `v3` left out, to measure what they bring.
+    pub fn without(self, without: Without) -> Planner {
+        Planner { without, ..self }
     }
 
     /// With what was measured: see [`Table::load`]. Where the table says nothing of a problem, as without it.
@@ -93,8 +99,8 @@ impl Planner {
         let mut passed_over = Vec::new();
         let of = |stratum, tiles| {
             let multiprocessors = Some(self.hardware.multiprocessors);
-            let options =
-                kernels::Options { tiles, multiprocessors, splits: self.splits, ..kernels::Options::default() };
+            let Planner { splits, without, .. } = *self;
+            let options = kernels::Options { tiles, multiprocessors, splits, without, ..kernels::Options::default() };
             kernels::plan_with(stratum, problem, Target::best(self.hardware.sm), layout, &options)
         };
         let done = |kernels, chosen_by, passed_over| {

@@ -183,7 +183,13 @@ fn bad_input_is_named_and_nothing_is_written() {
     // Host tensors.
     let plan = device.plan(&problem).unwrap();
     let Inputs { q: tq, k: tk, v: tv, .. } = Inputs::randn(&problem, 1).unwrap();
-    let with = |q: &Tensor, k: &Tensor, v: &Tensor| Inputs { q: q.clone(), k: k.clone(), v: v.clone(), descales: None, new: None };
+    let with = |q: &Tensor, k: &Tensor, v: &Tensor| Inputs {
+        q: q.clone(),
+        k: k.clone(),
+        v: v.clone(),
+        descales: None,
+        new: None,
+    };
     say("q of another batch", stream.run(&plan, &with(&tq.narrow(0, 0, 1).unwrap(), &tk, &tv)).unwrap_err());
     let turned = Tensor::randn(Dtype::F32, &[2, 8, 16, 2], 1).unwrap().transpose(2, 3).unwrap();
     say("a last dimension with gaps", stream.run(&plan, &with(&tq, &turned, &tv)).unwrap_err());

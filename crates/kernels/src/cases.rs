@@ -767,7 +767,10 @@ mod tests {
                 let bytes = t.storage().iter().copied().cycle().take(t.len() * t.dtype().bytes()).collect();
                 Tensor::from_bytes(t.dtype(), t.shape(), bytes)
             };
-            right(problem, &Inputs { q: dense(&inputs.q)?, k: dense(&inputs.k)?, v: dense(&inputs.v)?, descales: None, new: None })
+            right(
+                problem,
+                &Inputs { q: dense(&inputs.q)?, k: dense(&inputs.k)?, v: dense(&inputs.v)?, descales: None, new: None },
+            )
         };
         assert_eq!(failures(12, Dtype::F32, packed), 8);
     }

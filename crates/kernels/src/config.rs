@@ -1,5 +1,8 @@
 //! What a kernel is compiled for.
 
+use std::fmt;
+use std::str::FromStr;
+
 use ptx::{Kernel, KernelBuilder, Target};
 
 use crate::Dtype;
@@ -15,6 +18,63 @@ pub struct Tiles {
     pub block_kv: u32,
     /// Threads of a CTA.
     pub threads: u32,
+}
+
+/// A part of [`crate::v3`] that can be left out, to measure what it brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Technique {
+    /// A warpgroup of its own that loads: without it a thread of those that compute asks for tiles, two blocks ahead and not
+    /// beyond the tile of queries, and CTAs take every so many'th tile.
+    Producer,
+    /// Warpgroups that take turns at the tensor cores.
+    Turns,
+    /// Exponentials beside the product with the values of the block before.
+    Overlap,
+}
+
+impl Technique {
+    /// All of them.
+    pub const ALL: [Technique; 3] = [Technique::Producer, Technique::Turns, Technique::Overlap];
+}
+
+impl fmt::Display for Technique {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Technique::Producer => "producer",
+            Technique::Turns => "turns",
+            Technique::Overlap => "overlap",
+        })
+    }
+}
+
+impl FromStr for Technique {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let all = Self::ALL.map(|part| part.to_string()).join(", ");
+        Self::ALL.into_iter().find(|part| part.to_string() == name).ok_or(format!("{name:?} is none of {all}"))
+    }
+}
+
+/// Parts that are left out; none by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Without {
+    /// [`Technique::Producer`].
+    pub producer: bool,
+    /// [`Technique::Turns`].
+    pub turns: bool,
+    /// [`Technique::Overlap`].
+    pub overlap: bool,
+}
+
+impl FromIterator<Technique> for Without {
+    fn from_iter<I: IntoIterator<Item = Technique>>(parts: I) -> Self {
+        parts.into_iter().fold(Self::default(), |without, part| match part {
+            Technique::Producer => Self { producer: true, ..without },
+            Technique::Turns => Self { turns: true, ..without },
+            Technique::Overlap => Self { overlap: true, ..without },
+        })
+    }
 }
 
 /// Everything a kernel's code depends on; lengths, strides, the GQA ratio and the scale are its parameters.
@@ -46,6 +106,8 @@ pub struct Config {
     pub alibi: bool,
     /// Whether f32 is multiplied as tf32, rather than in three products.
     pub tf32: bool,
+    /// What of [`crate::v3`] is left out.
+    pub without: Without,
     /// Whether the keys are split among several CTAs, whose results [`crate::combine`] joins.
     pub split: bool,
     /// What of a cache of keys and values is in memory.

@@ -3,7 +3,7 @@
 use ptx::{KernelError, Target};
 
 use crate::cache::CacheCode;
-use crate::config::{Config, Program};
+use crate::config::{Config, Program, Without};
 use crate::plan::{LaunchPlan, Options, plan_with};
 use crate::{Dtype, Layout, PlanError, Problem, Stratum, naive, v1, v2, v2_kt};
 
@@ -95,6 +95,7 @@ pub fn configurations() -> Result<Vec<(String, Program)>, PlanError> {
                 softcap: false,
                 alibi: false,
                 tf32: false,
+                without: Without::default(),
                 split: false,
                 cache: CacheCode::default(),
                 vector,

@@ -32,7 +32,7 @@ pub mod v2_tc;
 pub mod v3;
 
 pub use cache::{Append, Cache, CacheError, New, Pages, Rotary};
-pub use config::{Config, Program, Tiles};
+pub use config::{Config, Program, Technique, Tiles, Without};
 pub use plan::{Buffers, Coverage, Layout, Options, Plan, PlanError, Stratum, configure, plan, plan_with};
 pub use problem::{CompulsoryBytes, Feature, Mask, ParseProblemError, Problem, ProblemError, ProblemSpec, Varlen};
 pub use reference::{HeadOutput, plain, reference};

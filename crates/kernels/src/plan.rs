@@ -10,7 +10,7 @@ use arch::{BlockResources, Sm, Target, occupancy};
 use ptx::{Argument, Kernel, KernelError, L2Promotion, Launch, Swizzle, TensorMap, TensorMapError};
 
 use crate::cache::{Append, Cache, Rotary};
-use crate::config::{Config, Program, Tiles};
+use crate::config::{Config, Program, Technique, Tiles, Without};
 use crate::tile::{GROUP, SharedMemory};
 use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, append, combine, hopper, naive, v1, v2, v2_kt, v2_tc, v3};
 
@@ -466,6 +466,14 @@ pub struct Plan {
 /// Why a call is refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
+    /// A part that cannot be left out.
+    #[error("without {part}: v3 on {dtype} has no such variant, for that part turns its values")]
+    Needs {
+        /// Type of the inputs.
+        dtype: Dtype,
+        /// The part.
+        part: Technique,
+    },
     /// A part of the contract the stratum does not cover.
     #[error("{stratum} does not cover {feature}: it covers {}", list(stratum.coverage().features))]
     Feature {
@@ -669,6 +677,8 @@ pub struct Options {
     pub multiprocessors: Option<u32>,
     /// Whether f32 is multiplied as tf32, 11 bits, of [`Stratum::V2Tc`]; by default in three products, to f32's precision.
     pub tf32: bool,
+    /// What of [`Stratum::V3`] is left out, to measure what it brings.
+    pub without: Without,
 }
 
 /// Plans a call.
@@ -753,10 +763,13 @@ pub fn configure(
         window,
         varlen: problem.varlen.is_some(),
         // Where tiles differ in length, who is done takes the next.
-        dynamic: stratum == Stratum::V3 && (problem.mask != Mask::FULL || problem.varlen.is_some()),
+        dynamic: stratum == Stratum::V3
+            && (problem.mask != Mask::FULL || problem.varlen.is_some())
+            && !options.without.producer,
         by_threads: false,
         grouped: stratum == Stratum::V2Tc && v2_tc::shares_heads(problem),
         tf32: options.tf32,
+        without: options.without,
         split: false,
         cache: problem.cache.as_ref().map_or_else(Default::default, Cache::code),
         softcap: problem.softcap.is_some(),
@@ -988,7 +1001,11 @@ impl Planner<'_> {
         let maps = [(Buffer::Q, "q", hopper::ROWS), (Buffer::K, "k", block_kv), (Buffer::V, "v", block_kv)];
         let maps = maps.into_iter().map(|(buffer, argument, rows)| self.tensor_map(buffer, argument, rows));
         let inputs = match maps.collect() {
-            Err(PlanError::TensorMap { .. }) if self.config.piece >= LEAST_COPY && !self.config.dtype.is_scaled() => {
+            Err(PlanError::TensorMap { .. })
+                if self.config.piece >= LEAST_COPY
+                    && !self.config.dtype.is_scaled()
+                    && !self.config.without.producer =>
+            {
                 // What the copy engine cannot address threads copy, each tile in its turn.
                 (self.config.by_threads, self.config.dynamic) = (true, false);
                 v3::check_tiles(&self.config)?;

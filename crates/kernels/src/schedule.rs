@@ -340,6 +340,11 @@ impl Work {
         }
     }
 
+    /// The first block that the tile needs, where it needs any.
+    pub fn first_block(&self) -> ptx::Src<S32> {
+        self.lowest.map_or(0.into(), Into::into)
+    }
+
     /// Whether a block is past the first one that the tile needs, counted down from the last.
     #[track_caller]
     pub fn is_over(&self, k: &mut KernelBuilder, block: Reg<S32>) -> Reg<Pred> {

@@ -1009,7 +1009,10 @@ mod tests {
         let right = Inputs::randn(&problem, 1).unwrap();
         assert_eq!(right.check(&problem), Ok(()));
         let wrong = |q: &Tensor, k: &Tensor, v: &Tensor, problem: &Problem| {
-            Inputs { q: q.clone(), k: k.clone(), v: v.clone(), descales: None, new: None }.check(problem).unwrap_err().to_string()
+            Inputs { q: q.clone(), k: k.clone(), v: v.clone(), descales: None, new: None }
+                .check(problem)
+                .unwrap_err()
+                .to_string()
         };
         let Inputs { q, k, v, .. } = &right;
         let packed = ProblemSpec::packed(4, 8, vec![0, 3, 9], vec![0, 2, 4]).build().unwrap();

@@ -16,7 +16,7 @@ use ptx::{
 };
 
 use crate::accumulator::{Accumulator, Quad, RowState, Visible};
-use crate::config::{Config, Program, Tiles};
+use crate::config::{Config, Program, Technique, Tiles};
 use crate::copies::Copies;
 use crate::hopper::{
     BARRIER, Cursor, ROWS, Ring, SLAB_ROW, Tile, Transposer, Turns, WARPGROUP, multiply_registers, multiply_rows, slab,
@@ -35,13 +35,20 @@ const REGISTERS: [(u32, u32); 3] = [(56, 256), (24, 240), (32, 160)];
 /// The same where the loading warpgroup copies by itself.
 const REGISTERS_BY_THREADS: [(u32, u32); 3] = [(56, 256), (40, 232), (32, 160)];
 
+/// Those of a computing one where none loads.
+const REGISTERS_OF_ALL: [u32; 3] = [255, 255, 168];
+
 /// Rows of a tile that the loading warpgroup copies at once: a thread for each chunk of a slab's row.
 const ROW_STEP: u32 = WARPGROUP * mma::CHUNK / SLAB_ROW;
 
 /// Those of a configuration.
 fn registers(config: &Config) -> (u32, u32) {
-    let table = if config.by_threads { REGISTERS_BY_THREADS } else { REGISTERS };
-    table[(config.tiles.block_q / ROWS) as usize - 1]
+    let index = (config.tiles.block_q / ROWS) as usize - 1;
+    match config.by_threads {
+        _ if config.without.producer => (0, REGISTERS_OF_ALL[index]),
+        true => REGISTERS_BY_THREADS[index],
+        false => REGISTERS[index],
+    }
 }
 
 /// Tiles of keys, and of values, on their way or in use.
@@ -56,6 +63,8 @@ const TOP: f32 = 8.0;
 /// How the tiles of a configuration lie in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry {
+    /// Warpgroups that load: one or none.
+    pub producers: u32,
     /// Warpgroups that compute.
     pub consumers: u32,
     /// The queries of one of them.
@@ -77,6 +86,7 @@ impl Geometry {
         let tile = |rows, columns| Tile { rows, columns: padded(dtype, columns), dtype };
         let values = tile(block_kv, config.head_dim_v);
         let mut geometry = Self {
+            producers: u32::from(!config.without.producer),
             consumers: config.tiles.block_q / ROWS,
             queries: tile(ROWS, config.head_dim),
             keys: tile(block_kv, config.head_dim),
@@ -90,9 +100,9 @@ impl Geometry {
         geometry
     }
 
-    /// Threads of a CTA: a warpgroup that loads and those that compute.
+    /// Threads of a CTA: those of the warpgroup that loads, if there is one, and of those that compute.
     pub fn threads(&self) -> u32 {
-        WARPGROUP * (self.consumers + 1)
+        WARPGROUP * (self.producers + self.consumers)
     }
 
     /// Shared memory in all.
@@ -155,6 +165,9 @@ pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
     if block_kv == 0 || !block_kv.is_multiple_of(step) || block_kv > 256 {
         return refuse("block_kv", block_kv, format!("a multiple of {step}, at most 256"));
     }
+    if config.without.producer && config.dtype.is_scaled() {
+        return Err(PlanError::Needs { dtype: config.dtype, part: Technique::Producer });
+    }
     let consumers = block_q / ROWS;
     if threads != WARPGROUP * (consumers + 1) {
         return refuse(
@@ -200,7 +213,7 @@ struct Cta<'a> {
     schedule: Schedule,
     scores: Scores,
     descales: Option<DescaleParams>,
-    /// This warp's warpgroup: 0 loads.
+    /// This warp's warpgroup: 0 loads, where one does.
     warpgroup: Reg<U32>,
     lane: Reg<U32>,
     /// Of each computing warpgroup.
@@ -249,8 +262,13 @@ pub fn v3(config: &Config) -> Result<Program, KernelError> {
     let mut memory = SharedMemory::default();
     let cta = Cta::new(k, config, geometry, (schedule, scores, descales), &mut memory);
 
-    let loads = k.setp(Compare::Eq, cta.warpgroup, 0);
-    k.if_else(loads, |k| produce(k, &cta, source), |k| consume(k, &cta, &results));
+    match source {
+        Source::Maps(maps) if config.without.producer => consume(k, &cta, &results, Some(maps)),
+        source => {
+            let loads = k.setp(Compare::Eq, cta.warpgroup, 0);
+            k.if_else(loads, |k| produce(k, &cta, source), |k| consume(k, &cta, &results, None));
+        }
+    }
     Ok(Program { kernel: kernel.finish()?, shared: memory })
 }
 
@@ -263,7 +281,7 @@ impl<'a> Cta<'a> {
         (schedule, scores, descales): (Schedule, Scores, Option<DescaleParams>),
         memory: &mut SharedMemory,
     ) -> Self {
-        let Geometry { consumers, queries, keys, values, turned, query_stages } = geometry;
+        let Geometry { consumers, queries, keys, values, turned, query_stages, .. } = geometry;
         let mut reserve = |k: &mut KernelBuilder, name, tiles, tile: Tile| {
             let bytes = tile.dtype.bytes() as u32;
             let place = memory.reserve(k, name, tiles * tile.rows, tile.bytes() / tile.rows / bytes, bytes);
@@ -387,7 +405,7 @@ fn produce(k: &mut KernelBuilder, cta: &Cta, source: Source) {
             let one = k.setp(Compare::Eq, thread, 0);
             k.if_(one, |k| {
                 let [at_queries, at_keys] = [(); 2].map(|()| Cursor::new(k));
-                for_each_tile(k, cta, |k, work| load(k, cta, work, maps, at_queries, at_keys));
+                for_each_tile(k, cta, |k, work, choose| load(k, cta, work, choose, maps, at_queries, at_keys));
                 if let Some(loaded) = cta.loaded {
                     loaded.ring.wait_empty(k, at_keys);
                     let place = loaded.ended(k, at_keys);
@@ -405,13 +423,23 @@ fn produce(k: &mut KernelBuilder, cta: &Cta, source: Source) {
         }
         Source::Tensors(tensors) => {
             let gather = Gather::new(k, cta, tensors);
-            for_each_tile(k, cta, |k, work| gather.load(k, work));
+            for_each_tile(k, cta, |k, work, choose| {
+                choose(k);
+                gather.load(k, work);
+            });
         }
     }
 }
 
 /// Goes through the CTA's tiles, as far as some query sees a key.
-fn for_each_tile(k: &mut KernelBuilder, cta: &Cta, load: impl FnOnce(&mut KernelBuilder, &Work)) {
+///
+/// `load` calls the second of its functions, which chooses the next tile, when little of the tile is left to load: who chooses early
+/// takes what another, done before, should have had. The answer takes about as long as a load.
+fn for_each_tile(
+    k: &mut KernelBuilder,
+    cta: &Cta,
+    load: impl FnOnce(&mut KernelBuilder, &Work, &dyn Fn(&mut KernelBuilder)),
+) {
     let counter = cta.config.dynamic.then(|| k.pointer_param("counter", 8));
     let ctas = k.special(Special::NctaidX);
     let at_next = Cursor::new(k);
@@ -420,16 +448,16 @@ fn for_each_tile(k: &mut KernelBuilder, cta: &Cta, load: impl FnOnce(&mut Kernel
         |k| k.setp(Compare::Lt, tile, cta.schedule.tiles),
         |k| {
             let work = cta.schedule.work(k, tile);
-            // Asked for early: the answer takes as long as a load.
-            let following = match counter {
-                None => k.add(tile, ctas),
+            let following = k.reg();
+            let choose = |k: &mut KernelBuilder| match counter {
+                None => k.add_to(following, tile, ctas),
                 Some(counter) => {
                     let taken = k.atomic_add(Pointer::at(counter), 1);
-                    k.add(taken, ctas)
+                    k.add_to(following, taken, ctas);
                 }
             };
             let nothing = work.sees_nothing(k);
-            k.if_(!nothing, |k| load(k, &work));
+            k.if_else(nothing, choose, |k| load(k, &work, &choose));
             if counter.is_some() {
                 cta.next.wait_empty(k, at_next);
                 let place = number(k, cta, at_next);
@@ -455,37 +483,126 @@ fn load(
     k: &mut KernelBuilder,
     cta: &Cta,
     work: &Work,
+    choose_next: &dyn Fn(&mut KernelBuilder),
     [q_map, k_map, v_map]: [TensorMapParam; 3],
     at_queries: Cursor,
     at_keys: Cursor,
 ) {
-    let Geometry { queries, keys, values, .. } = cta.geometry;
-    for (group, ring) in cta.queries.iter().enumerate() {
-        let full = ring.begin_filling(k, at_queries, queries.bytes());
-        let row = k.add(work.row, (group as u32 * ROWS) as i32);
-        let packed = work.first_q.map(|first| (first, work.seqlen_q));
-        let rows = cta.rows(k, row, work.head, work.batch, packed);
-        let to = ring.tile(k, at_queries);
-        queries.load(k, to, q_map, &rows, full);
-    }
-    cta.queries[0].advance(k, at_queries);
+    let Geometry { keys, values, .. } = cta.geometry;
+    load_queries(k, cta, work, q_map, at_queries);
     let block = k.mov(work.last);
     k.while_(
         |k| !work.is_over(k, block),
         |k| {
-            let key = work.key(k, block, cta.config.tiles.block_kv);
-            let packed = work.first_k.map(|first| (first, work.seqlen_k));
-            let rows = cta.rows(k, key, work.kv_head, work.batch, packed);
+            let last = k.setp(Compare::Eq, block, work.first_block());
+            k.if_(last, choose_next);
             let to_values = cta.loaded.map_or(cta.values, |loaded| loaded.ring);
             for (ring, tile, map) in [(cta.keys, keys, k_map), (to_values, values, v_map)] {
-                let full = ring.begin_filling(k, at_keys, tile.bytes());
-                let to = ring.tile(k, at_keys);
-                tile.load(k, to, map, &rows, full);
+                load_block(k, cta, work, block, (ring, tile, map), at_keys);
             }
             cta.keys.advance(k, at_keys);
             k.sub_to(block, block, 1);
         },
     );
+}
+
+/// Has every warpgroup's queries brought.
+fn load_queries(k: &mut KernelBuilder, cta: &Cta, work: &Work, map: TensorMapParam, at: Cursor) {
+    let queries = cta.geometry.queries;
+    for (group, ring) in cta.queries.iter().enumerate() {
+        let full = ring.begin_filling(k, at, queries.bytes());
+        let row = k.add(work.row, (group as u32 * ROWS) as i32);
+        let packed = work.first_q.map(|first| (first, work.seqlen_q));
+        let rows = cta.rows(k, row, work.head, work.batch, packed);
+        let to = ring.tile(k, at);
+        queries.load(k, to, map, &rows, full);
+    }
+    cta.queries[0].advance(k, at);
+}
+
+/// Has a block of keys or values brought.
+fn load_block(
+    k: &mut KernelBuilder,
+    cta: &Cta,
+    work: &Work,
+    block: Reg<S32>,
+    (ring, tile, map): (Ring, Tile, TensorMapParam),
+    at: Cursor,
+) {
+    let key = work.key(k, block, cta.config.tiles.block_kv);
+    let packed = work.first_k.map(|first| (first, work.seqlen_k));
+    let rows = cta.rows(k, key, work.kv_head, work.batch, packed);
+    let full = ring.begin_filling(k, at, tile.bytes());
+    let to = ring.tile(k, at);
+    tile.load(k, to, map, &rows, full);
+}
+
+/// A thread that computes and has the copy engine bring tiles as well, where no warpgroup does.
+struct Loader<'a> {
+    cta: &'a Cta<'a>,
+    maps: [TensorMapParam; 3],
+    /// Whether this is the thread.
+    one: Reg<Pred>,
+    at_queries: Cursor,
+    at_keys: Cursor,
+    at_values: Cursor,
+}
+
+impl<'a> Loader<'a> {
+    fn new(k: &mut KernelBuilder, cta: &'a Cta<'a>, maps: [TensorMapParam; 3]) -> Self {
+        let thread = k.tid_x();
+        let one = k.setp(Compare::Eq, thread, 0);
+        let [at_queries, at_keys, at_values] = [(); 3].map(|()| Cursor::new(k));
+        Self { cta, maps, one, at_queries, at_keys, at_values }
+    }
+
+    /// Asks for what a tile begins with: its queries, two blocks of keys, one of values.
+    fn begin(&self, k: &mut KernelBuilder, work: &Work) {
+        k.if_(self.one, |k| {
+            load_queries(k, self.cta, work, self.maps[0], self.at_queries);
+            for further in [0, 1] {
+                self.keys(k, work, work.last, further);
+            }
+            self.values(k, work, work.last, 0);
+        });
+        k.bar_warp_sync();
+    }
+
+    /// After a block asks for what takes the place of its keys, and of the values before its own.
+    fn refill(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
+        k.if_(self.one, |k| {
+            self.keys(k, work, block, STAGES);
+            self.values(k, work, block, STAGES - 1);
+        });
+        k.bar_warp_sync();
+    }
+
+    /// The keys so many blocks after this one, if there are any.
+    fn keys(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, further: u32) {
+        let tile = self.cta.geometry.keys;
+        self.load(k, work, (block, further), (self.cta.keys, tile, self.maps[1]), self.at_keys);
+    }
+
+    fn values(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, further: u32) {
+        let tile = self.cta.geometry.values;
+        self.load(k, work, (block, further), (self.cta.values, tile, self.maps[2]), self.at_values);
+    }
+
+    fn load(
+        &self,
+        k: &mut KernelBuilder,
+        work: &Work,
+        (block, further): (Reg<S32>, u32),
+        (ring, tile, map): (Ring, Tile, TensorMapParam),
+        at: Cursor,
+    ) {
+        let block = k.sub(block, further as i32);
+        let over = work.is_over(k, block);
+        k.if_(!over, |k| {
+            load_block(k, self.cta, work, block, (ring, tile, map), at);
+            ring.advance(k, at);
+        });
+    }
 }
 
 /// The warps that turn values: tile after tile, until no more come.
@@ -695,6 +812,7 @@ struct Current<'w> {
 struct Consumer<'a> {
     cta: &'a Cta<'a>,
     results: &'a Results,
+    loader: Option<Loader<'a>>,
     turns: Option<Turns>,
     /// The lane that speaks for its warp.
     leader: Reg<Pred>,
@@ -721,18 +839,22 @@ struct Consumer<'a> {
     never: Reg<Pred>,
 }
 
-fn consume(k: &mut KernelBuilder, cta: &Cta, results: &Results) {
-    let consumer = Consumer::new(k, cta, results);
+/// A warpgroup that computes, and where `maps` are given loads as well.
+fn consume(k: &mut KernelBuilder, cta: &Cta, results: &Results, maps: Option<[TensorMapParam; 3]>) {
+    let consumer = Consumer::new(k, cta, results, maps);
     consumer.run(k);
 }
 
 impl<'a> Consumer<'a> {
-    fn new(k: &mut KernelBuilder, cta: &'a Cta<'a>, results: &'a Results) -> Self {
-        let Geometry { consumers, queries, keys, values, turned, query_stages } = cta.geometry;
-        k.more_registers(registers(cta.config).1);
-        let group = k.sub(cta.warpgroup, 1);
+    fn new(k: &mut KernelBuilder, cta: &'a Cta<'a>, results: &'a Results, maps: Option<[TensorMapParam; 3]>) -> Self {
+        let Geometry { producers, consumers, queries, keys, values, turned, query_stages } = cta.geometry;
+        if producers > 0 {
+            k.more_registers(registers(cta.config).1);
+        }
+        let group = if producers > 0 { k.sub(cta.warpgroup, producers) } else { cta.warpgroup };
         let leader = k.setp(Compare::Eq, cta.lane, 0);
-        let turns = Turns::new(k, group, consumers);
+        let loader = maps.map(|maps| Loader::new(k, cta, maps));
+        let turns = if cta.config.without.turns { None } else { Turns::new(k, group, consumers) };
 
         let quad = Quad::of_lane(k, cta.lane);
         let thread = k.tid_x();
@@ -758,6 +880,7 @@ impl<'a> Consumer<'a> {
         Self {
             cta,
             results,
+            loader,
             turns,
             leader,
             quad,
@@ -852,6 +975,7 @@ impl<'a> Consumer<'a> {
 
     /// The first block of the first tile.
     fn begin(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
+        self.ask_for_tile(k, tile.work);
         self.in_turn(k, |k| {
             self.queries.wait_full(k, self.at_queries);
             self.cta.keys.wait_full(k, self.at_keys);
@@ -865,10 +989,12 @@ impl<'a> Consumer<'a> {
         self.set_scale(k, tile);
         self.state.absorb(k, &self.scores, false);
         self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
+        self.ask_for_block(k, tile.work, block);
     }
 
     /// The first block of a tile, beside the last product of the one before, whose output is stored.
     fn begin_beside(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, before: &Place) {
+        self.ask_for_tile(k, tile.work);
         self.in_turn(k, |k| {
             self.queries.wait_full(k, self.at_queries);
             self.cta.keys.wait_full(k, self.at_keys);
@@ -876,7 +1002,7 @@ impl<'a> Consumer<'a> {
             self.cta.values.wait_full(k, self.at_values);
             self.add_values(k);
         });
-        k.wgmma_wait(1);
+        k.wgmma_wait(self.beside());
         self.scored(k, tile.work, block);
         self.modify(k, tile, block);
         self.hide_at_border(k, tile.work, block);
@@ -889,6 +1015,26 @@ impl<'a> Consumer<'a> {
         self.store(k, before, &self.state);
         self.state.set(k, &state);
         self.set_scale(k, tile);
+        self.ask_for_block(k, tile.work, block);
+    }
+
+    /// Products that are left to run beside exponentials.
+    fn beside(&self) -> u32 {
+        if self.cta.config.without.overlap { 0 } else { 1 }
+    }
+
+    /// Where no warpgroup loads: has a tile's first blocks brought.
+    fn ask_for_tile(&self, k: &mut KernelBuilder, work: &Work) {
+        if let Some(loader) = &self.loader {
+            loader.begin(k, work);
+        }
+    }
+
+    /// Where no warpgroup loads: has blocks brought to the places that this one and the values before it leave.
+    fn ask_for_block(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
+        if let Some(loader) = &self.loader {
+            loader.refill(k, work, block);
+        }
     }
 
     /// Of 8-bit inputs, each head has its own scale.
@@ -940,7 +1086,7 @@ impl<'a> Consumer<'a> {
             self.cta.values.wait_full(k, self.at_values);
             self.add_values(k);
         });
-        k.wgmma_wait(1);
+        k.wgmma_wait(self.beside());
         self.scored(k, tile.work, block);
         self.modify(k, tile, block);
         if masked {
@@ -951,6 +1097,7 @@ impl<'a> Consumer<'a> {
         self.valued(k);
         self.scores.narrow_to(k, config.dtype, &self.p);
         self.out.scale_rows(k, rescale);
+        self.ask_for_block(k, tile.work, block);
     }
 
     /// Issues matrix instructions when it is this warpgroup's turn.
@@ -977,10 +1124,7 @@ impl<'a> Consumer<'a> {
     fn scored(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
         self.cta.keys.release(k, self.at_keys, self.leader);
         self.cta.keys.advance(k, self.at_keys);
-        let last = match work.lowest {
-            None => k.setp_and(Compare::Eq, block, 0, self.leader),
-            Some(lowest) => k.setp_and(Compare::Eq, block, lowest, self.leader),
-        };
+        let last = k.setp_and(Compare::Eq, block, work.first_block(), self.leader);
         self.queries.release(k, self.at_queries, last);
     }
 

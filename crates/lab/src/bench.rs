@@ -2,7 +2,7 @@
 
 use arch::Target;
 use cuda::{Attributes, Clocks, Stream, Timing, TimingOptions};
-use kernels::{Inputs, Layout, PlanError, Problem, Stratum, TensorError, Tiles};
+use kernels::{Inputs, Layout, PlanError, Problem, Stratum, TensorError};
 use ptx::Backend;
 use serde::Serialize;
 use thiserror::Error;
@@ -80,7 +80,7 @@ pub fn input_sets(problem: &Problem, seed: u64, l2_bytes: u64) -> Result<Vec<Inp
 pub fn bench(
     stream: &mut Stream,
     stratum: Stratum,
-    tiles: Option<Tiles>,
+    chosen: &kernels::Options,
     problem: &Problem,
     inputs: &[Inputs],
     options: &TimingOptions,
@@ -88,7 +88,8 @@ pub fn bench(
     if inputs.is_empty() {
         return Err(BenchError::NoInputs);
     }
-    let plan = kernels::plan(stratum, problem, Target::best(stream.sm()), &Layout::contiguous(problem), tiles)?;
+    let (target, layout) = (Target::best(stream.sm()), Layout::contiguous(problem));
+    let plan = kernels::plan_with(stratum, problem, target, &layout, chosen)?;
     let compulsory = problem.compulsory_bytes();
     let workspaces: u64 = plan.workspaces.iter().map(|workspace| workspace.bytes).sum();
     let bytes = u64::try_from(compulsory.read + compulsory.write).unwrap_or(u64::MAX).saturating_add(workspaces);

@@ -232,7 +232,14 @@ impl Digger {
             return Ok(());
         }
         let inputs = input_sets(&self.problem, self.seed.unwrap_or(0), device.l2_bytes)?;
-        let measured = bench(stream, stratum, Some(tiles), &self.problem, &inputs, options)?;
+        let measured = bench(
+            stream,
+            stratum,
+            &kernels::Options { tiles: Some(tiles), ..kernels::Options::default() },
+            &self.problem,
+            &inputs,
+            options,
+        )?;
         dug.record.measured_time_ms = Some(measured.timing.median_ms);
         dug.record.measured_tflops = Some(measured.tflops);
         dug.record.measured_on = Some(device.name);

@@ -594,7 +594,8 @@ mod tests {
                     .tensor
             };
             let tokens_first = |name: &str| Layout::Bhsd.view(&read(name, name)).unwrap();
-            let inputs = Inputs { q: tokens_first("q"), k: tokens_first("k"), v: tokens_first("v"), descales: None, new: None };
+            let inputs =
+                Inputs { q: tokens_first("q"), k: tokens_first("k"), v: tokens_first("v"), descales: None, new: None };
             let problem = Problem::builder(1, 12, 384, 32).build().unwrap();
             let outputs = kernels::Outputs { out: tokens_first("o"), lse: read("o", "lse") };
             let verdict = check_within(&problem, &outputs, &reference(&problem, &inputs).unwrap(), 1e-6).unwrap();

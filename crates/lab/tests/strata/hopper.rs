@@ -4,7 +4,7 @@ use arch::Sm;
 use emulator::{Device, Options, Policy};
 use flashstrata::Planner;
 use flashstrata::compute::compute;
-use kernels::{Dtype, Inputs, Layout, Mask, Problem, ProblemSpec, Stratum, Tiles, check, plain, reference};
+use kernels::{Dtype, Inputs, Layout, Mask, Problem, ProblemSpec, Stratum, Technique, Tiles, check, plain, reference};
 use lab::{CaseId, Outcome, verify};
 
 /// So few multiprocessors that a CTA takes several tiles.
@@ -42,11 +42,17 @@ fn v3_passes_the_cases() {
 }
 
 fn within_tolerance(spec: &ProblemSpec, tiles: Option<Tiles>, policy: Policy, multiprocessors: u32) {
+    let options = kernels::Options { tiles, ..kernels::Options::default() };
+    within_tolerance_of(spec, &options, policy, multiprocessors);
+}
+
+fn within_tolerance_of(spec: &ProblemSpec, options: &kernels::Options, policy: Policy, multiprocessors: u32) {
     let problem: Problem = spec.clone().build().unwrap();
     let inputs = Inputs::randn(&problem, 5).unwrap();
     let layout = Layout::of(&problem, &inputs).unwrap();
-    let name = format!("{problem}, {tiles:?}, {policy:?}, {multiprocessors} multiprocessors");
-    let plan = kernels::plan(Stratum::V3, &problem, arch::Target::best(Sm::Sm90), &layout, tiles).unwrap();
+    let name = format!("{problem}, {options:?}, {policy:?}, {multiprocessors} multiprocessors");
+    let target = arch::Target::best(Sm::Sm90);
+    let plan = kernels::plan_with(Stratum::V3, &problem, target, &layout, options).unwrap();
     let computed = compute(&mut device(policy, multiprocessors), &plan, &problem, &inputs);
     let computed = computed.unwrap_or_else(|error| panic!("{name}: {error}"));
     let reference = reference(&problem, &inputs).unwrap();
@@ -66,6 +72,30 @@ fn head_dims_lengths_and_masks() {
             let spec = ProblemSpec::new(2, 2, seqlen_q, d).seqlen_k(seqlen_k).head_dim_v(d_v).mask(mask);
             let spec = spec.heads_kv(1 + index % 2).dtype([Dtype::F16, Dtype::Bf16][kind % 2]);
             within_tolerance(&spec, None, POLICIES[(index + kind) % POLICIES.len()], 1 + index as u32 % 3);
+        }
+    }
+}
+
+/// With techniques left out, as they are measured (docs/v3-by-parts.md).
+#[test]
+fn techniques_left_out() {
+    let lengths = [(33, 31), (5, 470), (470, 5), (247, 629), (300, 200)];
+    let tiles = [(64, 64), (128, 64), (192, 48)];
+    for (index, (seqlen_q, seqlen_k)) in lengths.into_iter().enumerate() {
+        for mask in [Mask::FULL, Mask::CAUSAL, Mask::window(130, -20)] {
+            for left_out in 1..8usize {
+                let without = Technique::ALL.into_iter().filter(|&part| left_out >> part as usize & 1 == 1).collect();
+                let (block_q, block_kv) = tiles[(index + left_out) % tiles.len()];
+                let tiles = Some(Tiles { block_q, block_kv, threads: 2 * block_q + 128 });
+                let options = kernels::Options { tiles, without, ..kernels::Options::default() };
+                let spec = ProblemSpec::new(1, 3, seqlen_q, 64).seqlen_k(seqlen_k).mask(mask).dtype(Dtype::Bf16);
+                within_tolerance_of(
+                    &spec,
+                    &options,
+                    POLICIES[(index + left_out) % POLICIES.len()],
+                    1 + index as u32 % 3,
+                );
+            }
         }
     }
 }
