@@ -374,7 +374,6 @@ pub(crate) fn ready<'p>(
         cache_seqlens: address(cache.seqlens),
         cache_batch_idx: address(cache.batch_idx),
         block_table: address(cache.block_table),
-        alibi_slopes: operands.alibi_slopes.map_or(0, |slopes| slopes.address),
         q_descale,
         k_descale,
         v_descale,
