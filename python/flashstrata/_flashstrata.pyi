@@ -34,3 +34,26 @@ class Device:
         self, problem: str, q: bytes, k: bytes, v: bytes, stratum: Optional[str] = None
     ) -> Tuple[bytes, bytes]: ...
     def plan(self, problem: str, stratum: Optional[str] = None) -> str: ...
+
+def forward_cache(
+    device: Device,
+    stream: int,
+    dtype: str,
+    q: Memory,
+    k: Memory,
+    v: Memory,
+    out: Memory,
+    lse: Tuple[int, int],
+    scale: Optional[float],
+    left: int,
+    right: int,
+    softcap: float,
+    slopes: Optional[Tuple[int, int]],
+    packed: Optional[Tuple[int, int, int, int, int]],
+    cache_seqlens: Optional[int],
+    cache_batch_idx: Optional[int],
+    block_table: Optional[Tuple[int, int]],
+    new: Optional[Tuple[Memory, Memory]],
+    rotary: Optional[Tuple[int, int, int, bool, int]],
+    splits: Optional[int],
+) -> None: ...

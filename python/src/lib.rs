@@ -3,6 +3,8 @@
 //! Tensors come as `(address, shape, strides)`, strides in elements. Everything a kernel's code depends on is a `Key`; a call
 //! whose key was seen before takes the compiled kernels as they are.
 
+mod kvcache;
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
@@ -121,6 +123,8 @@ struct PyDevice {
     /// By the driver's handle.
     streams: Mutex<HashMap<usize, Stream>>,
     tuning: Option<Tuning>,
+    /// Of calls over a cache.
+    caches: kvcache::Kept,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -129,7 +133,13 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl PyDevice {
     fn of(device: Device) -> PyDevice {
-        PyDevice { device, kept: Mutex::default(), streams: Mutex::default(), tuning: None }
+        PyDevice {
+            device,
+            kept: Mutex::default(),
+            streams: Mutex::default(),
+            tuning: None,
+            caches: kvcache::Kept::default(),
+        }
     }
 
     fn attention(&self, key: Key) -> PyResult<Arc<Attention>> {
@@ -330,6 +340,7 @@ impl PyDevice {
             q: tensor(problem.q_shape(), q).map_err(|error| value(&error))?,
             k: tensor(problem.k_shape(), k).map_err(|error| value(&error))?,
             v: tensor(problem.v_shape(), v).map_err(|error| value(&error))?,
+            new: None,
             descales: None,
         };
         let pool = pool()?;
@@ -387,5 +398,6 @@ fn pool() -> PyResult<Arc<ThreadPool>> {
 #[pymodule]
 fn _flashstrata(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_class::<PyDevice>()
+    module.add_class::<PyDevice>()?;
+    module.add_function(wrap_pyfunction!(kvcache::forward_cache, module)?)
 }

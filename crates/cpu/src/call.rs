@@ -8,6 +8,7 @@ use kernels::{Dtype, Layout, Problem, Strides};
 
 use crate::Error;
 use crate::buffer::Buffer;
+use crate::cache::NewMemory;
 
 /// The types that are computed here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +49,8 @@ pub struct Memory {
     pub out: *mut u8,
     /// `[batch, heads_q, seqlen_q]`, or packed `[heads_q, total_q]`.
     pub lse: *mut f32,
+    /// What is appended to a cache, whose keys and values are then written.
+    pub new: Option<NewMemory>,
 }
 
 /// A call, as its tiles see it.
@@ -132,14 +135,22 @@ impl<'a> Call<'a> {
         // SAFETY: the row is the caller's, and within the tensors (`attention`).
         unsafe {
             self.memory.lse.add(row).write(lse);
-            let to = self.memory.out.add(offset * self.element.bytes());
-            match self.element {
-                Element::F32 => std::slice::from_raw_parts_mut(to.cast(), out.len()).copy_from_slice(out),
-                Element::F16 => std::slice::from_raw_parts_mut(to.cast::<f16>(), out.len()).convert_from_f32_slice(out),
-                Element::Bf16 => {
-                    std::slice::from_raw_parts_mut(to.cast::<bf16>(), out.len()).convert_from_f32_slice(out)
-                }
-            }
+            narrow(self.element, out, self.memory.out.add(offset * self.element.bytes()));
+        }
+    }
+}
+
+/// Writes elements, rounded to the type.
+///
+/// # Safety
+/// There is room for them at `to`.
+pub(crate) unsafe fn narrow(element: Element, from: &[f32], to: *mut u8) {
+    // SAFETY: as the caller says.
+    unsafe {
+        match element {
+            Element::F32 => std::slice::from_raw_parts_mut(to.cast(), from.len()).copy_from_slice(from),
+            Element::F16 => std::slice::from_raw_parts_mut(to.cast::<f16>(), from.len()).convert_from_f32_slice(from),
+            Element::Bf16 => std::slice::from_raw_parts_mut(to.cast::<bf16>(), from.len()).convert_from_f32_slice(from),
         }
     }
 }

@@ -17,6 +17,7 @@
 
 use safetensors::SafeTensors;
 
+use crate::cache::{Append, Cache, Pages, Rotary, unseen_as_nan};
 use crate::reference::{HeadOutput, plain, reference};
 use crate::{
     Descales, Dtype, Feature, InputError, Inputs, Mask, Outputs, Problem, ProblemError, ProblemSpec, Tensor,
@@ -160,7 +161,7 @@ pub enum VerifyError<E> {
 type Runs = Result<Vec<Run>, CaseError>;
 
 /// The cases, in the contract's order.
-pub const CASES: [Case; 15] = [
+pub const CASES: [Case; 16] = [
     Case { number: 1, title: "one key: out is v", build: one_key },
     Case { number: 2, title: "packed sequences of one key, causal", build: packed_single_keys },
     Case { number: 3, title: "rows that see no key are 0 with lse -inf", build: rows_without_keys },
@@ -176,6 +177,7 @@ pub const CASES: [Case; 15] = [
     Case { number: 13, title: "GQA equals expanded heads", build: gqa },
     Case { number: 14, title: "scores far above the softcap", build: softcap },
     Case { number: 15, title: "real activations", build: real_activations },
+    Case { number: 16, title: "keys and values in a cache", build: cached },
 ];
 
 /// Head dimensions: odd, and the usual ones.
@@ -498,7 +500,7 @@ fn strided(dtype: Dtype, seed: u64) -> Runs {
         )?;
         for (label, inputs) in [("every second key, values by head", layouts), ("an expanded head", expanded)] {
             let (q, k, v) = (inputs.q.contiguous()?, inputs.k.contiguous()?, inputs.v.contiguous()?);
-            let copies = Inputs { q, k, v, descales: inputs.descales.clone() };
+            let copies = Inputs { q, k, v, descales: inputs.descales.clone(), new: None };
             let same = Expect::SameAs(Box::new((problem.clone(), copies)));
             runs.push(call(label, problem.clone(), inputs, same));
         }
@@ -518,7 +520,7 @@ fn gqa(dtype: Dtype, seed: u64) -> Runs {
             Some(Descales { q, k, v }) => Some(Descales { q: repeat(q)?, k: repeat(k)?, v: repeat(v)? }),
             None => None,
         };
-        let copies = Inputs { q: inputs.q.clone(), k, v, descales };
+        let copies = Inputs { q: inputs.q.clone(), k, v, descales, new: None };
         runs.push(call(label, problem, inputs, Expect::SameAs(Box::new((expanded, copies)))));
     }
     Ok(runs)
@@ -595,6 +597,49 @@ fn real_activations(dtype: Dtype, _: u64) -> Runs {
         };
         let inputs = layer.inputs(&problem)?;
         runs.push(call(layer.name, problem, inputs, expect));
+    }
+    Ok(runs)
+}
+
+/// Each entry has its own number of keys: none, all that there is room for, up to a page's border and past it. They are in rows
+/// of their own, in rows that are named, or in pages; what is new is appended before, turned or not.
+fn cached(dtype: Dtype, seed: u64) -> Runs {
+    const CAPACITY: usize = 300;
+    let seqlens = |last| vec![0, 256, last];
+    let rows = || Cache { rows: 3, seqlens: Some(seqlens(300)), ..Cache::default() };
+    let pages = |size| {
+        let of_entry = CAPACITY.div_ceil(size);
+        let rows = 3 * of_entry + 2;
+        let table = (0..3 * of_entry).map(|index| (rows - 1 - index) as i32).collect();
+        Cache { rows, seqlens: Some(seqlens(257)), pages: Some(Pages { size, table }), ..Cache::default() }
+    };
+    let append = |cache: Cache, seqlen, rotary: Option<(usize, bool)>| {
+        let rotary = rotary.map(|(dim, interleaved)| Rotary { dim, interleaved, positions: CAPACITY + 20 });
+        Cache { append: Some(Append { seqlen, rotary }), ..cache }
+    };
+    let named = || Cache { rows: 5, seqlens: Some(seqlens(77)), batch_idx: Some(vec![4, 0, 2]), ..Cache::default() };
+    let caches = [
+        ("rows", 1, rows()),
+        ("rows", 70, rows()),
+        ("named rows", 5, named()),
+        ("pages of 1", 5, pages(1)),
+        ("pages of 16", 1, pages(16)),
+        ("pages of 64", 70, pages(64)),
+        ("pages of 100", 3, pages(100)),
+        ("pages of 256", 1, pages(256)),
+        ("a key appended to rows", 1, append(named(), 1, Some((64, false)))),
+        ("keys appended to pages", 20, append(pages(16), 20, None)),
+        ("keys appended to pages, pairs of neighbours turned", 5, append(pages(64), 7, Some((32, true)))),
+    ];
+    let mut runs = Vec::new();
+    for (index, (label, seqlen_q, cache)) in caches.into_iter().enumerate() {
+        for (mask, head_dim) in [(Mask::FULL, 64), (Mask::CAUSAL, 128), (Mask::window(60, 0), 72)] {
+            let (mut spec, heads_kv) = (ProblemSpec::new(3, 4, CAPACITY, head_dim), [1, 4, 2][index % 3]);
+            spec.seqlen_q = seqlen_q;
+            let problem = spec.heads_kv(heads_kv).mask(mask).dtype(dtype).cache(cache.clone()).build()?;
+            let inputs = unseen_as_nan(&problem, Inputs::randn(&problem, seed)?)?;
+            runs.push(call(label, problem, inputs, Expect::Reference));
+        }
     }
     Ok(runs)
 }
@@ -722,7 +767,10 @@ mod tests {
                 let bytes = t.storage().iter().copied().cycle().take(t.len() * t.dtype().bytes()).collect();
                 Tensor::from_bytes(t.dtype(), t.shape(), bytes)
             };
-            right(problem, &Inputs { q: dense(&inputs.q)?, k: dense(&inputs.k)?, v: dense(&inputs.v)?, descales: None })
+            right(
+                problem,
+                &Inputs { q: dense(&inputs.q)?, k: dense(&inputs.k)?, v: dense(&inputs.v)?, descales: None, new: None },
+            )
         };
         assert_eq!(failures(12, Dtype::F32, packed), 8);
     }

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use ptx::{Kernel, KernelBuilder, Target};
 
 use crate::Dtype;
+use crate::cache::CacheCode;
 use crate::tile::{GROUP, SharedMemory};
 
 /// The sizes a kernel works in.
@@ -109,6 +110,8 @@ pub struct Config {
     pub without: Without,
     /// Whether the keys are split among several CTAs, whose results [`crate::combine`] joins.
     pub split: bool,
+    /// What of a cache of keys and values is in memory.
+    pub cache: CacheCode,
     /// Neighbouring elements, 1, 2, 4 or 8, that every tensor's rows can be accessed by; of [`crate::v2_tc`] and
     /// [`crate::v3`], the output's.
     pub vector: u32,

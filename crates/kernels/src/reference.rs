@@ -5,6 +5,7 @@ use std::ops::{Add, Mul, Range};
 
 use rayon::prelude::*;
 
+use crate::cache::without_cache;
 use crate::{InputError, Inputs, Problem, Tensor};
 
 /// Attention of one query head of one batch entry.
@@ -46,6 +47,10 @@ pub fn reference_heads(
     inputs: &Inputs,
     heads: &[(usize, usize)],
 ) -> Result<Vec<HeadOutput>, InputError> {
+    if problem.cache.is_some() {
+        let (problem, inputs) = without_cache(problem, inputs)?;
+        return reference_heads(&problem, &inputs, heads);
+    }
     let mut outputs = compute(problem, inputs, heads, exact_row)?;
     if problem.dtype.is_scaled() {
         for output in &mut outputs {
@@ -196,6 +201,10 @@ fn compute<T: Element>(
     row: impl Fn(&Problem, &Head<T>, usize, Range<usize>, &mut Vec<T>, &mut [f64]) -> f64 + Sync,
 ) -> Result<Vec<HeadOutput>, InputError> {
     inputs.check(problem)?;
+    if problem.cache.is_some() {
+        let (problem, inputs) = without_cache(problem, inputs)?;
+        return compute(&problem, &inputs, heads, row);
+    }
     let dim = problem.head_dim_v;
     heads.iter().try_for_each(|(entry, head)| problem.check_head(*entry, *head))?;
     let one = |&(entry, head): &(usize, usize)| {
