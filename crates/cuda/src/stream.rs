@@ -9,12 +9,13 @@ use cudarc::driver::sys::{
     self, CUdeviceptr, CUevent, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig,
     CUresult, CUstream,
 };
-use ptx::{Backend, Launch};
+use ptx::{Backend, Launch, TensorMap};
 
 use crate::context::{Context, Handle};
 use crate::error::Error;
 use crate::module::{Attributes, Function, Loaded};
 use crate::packing::Packed;
+use crate::tensor_map;
 
 /// A stream of a context and the memory allocated through it, which goes back when the stream is dropped.
 ///
@@ -55,6 +56,55 @@ impl Prepared {
     /// The compiled kernel.
     pub fn function(&self) -> &Function {
         &self.function
+    }
+
+    /// Replaces the address in an argument that is a pointer or a tensor map, which the driver need not encode anew.
+    ///
+    /// # Errors
+    /// When there is no such argument, or the driver refuses the address.
+    pub fn set_address(&mut self, argument: usize, address: u64) -> Result<(), Error> {
+        match self.arguments.get_mut(argument) {
+            Some([pointer]) => *pointer = address,
+            Some(object) if object.len() as u64 * 8 == TensorMap::BYTES => tensor_map::set_address(object, address)?,
+            _ => {
+                let what = format!("argument {argument} is no pointer and no tensor map");
+                return Err(Error::Launch { kernel: self.function.loaded.name.clone(), what });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Function {
+    /// Packs the arguments of a launch of this kernel: nothing is compiled, nor looked for.
+    ///
+    /// # Errors
+    /// When the arguments are not the kernel's own, or the GPU has not the shared memory.
+    pub fn prepare(&self, launch: &Launch<'_>) -> Result<Prepared, Error> {
+        let Launch { kernel, grid, block, cluster, dynamic_shared, .. } = launch;
+        let refuse = |what| Err(Error::Launch { kernel: kernel.name.clone(), what });
+        // The driver encodes tensor maps for the current context.
+        let _current = self.context.current()?;
+        let arguments = Packed::new(launch)?;
+        if let Some((what, extent)) =
+            [("grid", grid), ("block", block), ("cluster", cluster)].into_iter().find(|(_, n)| n.contains(&0))
+        {
+            return refuse(format!("{what} is {extent:?}; every dimension must be at least 1"));
+        }
+        let (threads, most) = (launch.threads(), self.attributes().max_threads);
+        if threads > most.into() {
+            return refuse(format!("block {block:?} has {threads} threads; with its registers it can have {most}"));
+        }
+        self.loaded.grant(&self.context, *dynamic_shared, cluster.iter().product())?;
+        Ok(Prepared {
+            grid: *grid,
+            block: *block,
+            cluster: *cluster,
+            dynamic_shared: *dynamic_shared,
+            arguments,
+            programmatic: false,
+            function: self.clone(),
+        })
     }
 }
 
@@ -100,38 +150,7 @@ impl Stream {
     /// # Errors
     /// When the kernel does not compile, the arguments are not its own, or the GPU has not the shared memory.
     pub fn prepare(&self, launch: &Launch<'_>) -> Result<Prepared, Error> {
-        self.prepare_compiled(self.context.function(launch.kernel)?, launch)
-    }
-
-    /// The same with what [`Context::function`] made of the launch's kernel: nothing is compiled, nor looked for.
-    ///
-    /// # Errors
-    /// When the arguments are not the kernel's own, or the GPU has not the shared memory.
-    pub fn prepare_compiled(&self, function: Function, launch: &Launch<'_>) -> Result<Prepared, Error> {
-        let Launch { kernel, grid, block, cluster, dynamic_shared, .. } = launch;
-        let refuse = |what| Err(Error::Launch { kernel: kernel.name.clone(), what });
-        // The driver encodes tensor maps for the current context.
-        let _current = self.context.current()?;
-        let arguments = Packed::new(launch)?;
-        if let Some((what, extent)) =
-            [("grid", grid), ("block", block), ("cluster", cluster)].into_iter().find(|(_, n)| n.contains(&0))
-        {
-            return refuse(format!("{what} is {extent:?}; every dimension must be at least 1"));
-        }
-        let (threads, most) = (launch.threads(), function.attributes().max_threads);
-        if threads > most.into() {
-            return refuse(format!("block {block:?} has {threads} threads; with its registers it can have {most}"));
-        }
-        function.loaded.grant(&self.context, *dynamic_shared, cluster.iter().product())?;
-        Ok(Prepared {
-            function,
-            grid: *grid,
-            block: *block,
-            cluster: *cluster,
-            dynamic_shared: *dynamic_shared,
-            arguments,
-            programmatic: false,
-        })
+        self.context.function(launch.kernel)?.prepare(launch)
     }
 
     /// Starts a launch after what is in the stream, and does not wait for it.
