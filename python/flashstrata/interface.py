@@ -12,12 +12,12 @@ threads as the processor has (or ``RAYON_NUM_THREADS`` says).
 from __future__ import annotations
 
 import functools
-from typing import Optional, Tuple, Union
+from typing import Any, Callable, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
-from flashstrata._flashstrata import Device
+from flashstrata._flashstrata import Device, Torch
 
 Result = Union[Tensor, Tuple[Tensor, Tensor, Optional[Tensor]]]
 
@@ -32,6 +32,17 @@ def _device(index: int) -> Device:
 @functools.lru_cache(maxsize=None)
 def _cpu() -> Device:
     return Device.cpu()
+
+
+def _short_way() -> Callable[..., Optional[tuple[Tensor, Optional[Tensor]]]]:
+    """What takes calls of the common kind; where torch is too old for it, none is."""
+    try:
+        return Torch(torch, lambda index: _cpu() if index is None else _device(index)).forward
+    except (AttributeError, ImportError, TypeError):
+        return lambda *_: None
+
+
+_short = _short_way()
 
 
 def _refuse(dropout_p: float, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -190,7 +201,7 @@ def _is_traced(q: Tensor) -> bool:
     return torch.compiler.is_compiling() or type(q) is not torch.Tensor and type(q) is not torch.nn.Parameter
 
 
-def _result(out: Tensor, lse: Tensor, return_attn_probs: bool) -> Result:
+def _result(out: Tensor, lse: Optional[Tensor], return_attn_probs: bool) -> Result:
     # The third is the mask of dropout, which there is none of.
     return (out, lse, None) if return_attn_probs else out
 
@@ -213,8 +224,12 @@ def flash_attn_func(
     ``deterministic`` concerns the backward pass: the forward pass always is. With ``return_attn_probs`` the result is
     ``(out, softmax_lse, None)``.
     """
-    _refuse(dropout_p, q, k, v)
     left, right = _window(causal, window_size)
+    if dropout_p == 0.0 and not torch.compiler.is_compiling():
+        result = _short(q, k, v, softmax_scale, left, right, softcap, alibi_slopes, None, return_attn_probs)
+        if result is not None:
+            return _result(*result, return_attn_probs)
+    _refuse(dropout_p, q, k, v)
     if _is_traced(q):
         out, lse = _forward_op(q, k, v, softmax_scale, left, right, softcap, alibi_slopes)
     else:
@@ -280,14 +295,18 @@ def flash_attn_varlen_func(
     """:func:`flash_attn_func` of sequences of different lengths, one after the other."""
     if block_table is not None:
         raise NotImplementedError("block_table is given: paged keys and values are not supported yet")
-    _refuse(dropout_p, q, k, v)
     left, right = _window(causal, window_size)
+    packed = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    if dropout_p == 0.0 and not torch.compiler.is_compiling():
+        result = _short(q, k, v, softmax_scale, left, right, softcap, alibi_slopes, packed, return_attn_probs)
+        if result is not None:
+            return _result(*result, return_attn_probs)
+    _refuse(dropout_p, q, k, v)
     if _is_traced(q):
         out, lse = _varlen_forward_op(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, left, right, softcap, alibi_slopes
         )
     else:
-        packed = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         out, lse = _forward(q, k, v, softmax_scale, left, right, softcap, alibi_slopes, packed)
     return _result(out, lse, return_attn_probs)
 
