@@ -112,7 +112,9 @@ impl Exchange {
         // SAFETY: a capsule of this name holds a table that stays as long as the process; the version comes first in each.
         let version = unsafe { *(&raw const (*pointer.as_ptr()).version) };
         if version[0] != MAJOR {
-            return Err(PyTypeError::new_err(format!("DLPack's functions are of version {version:?}: it must be {MAJOR}")));
+            return Err(PyTypeError::new_err(format!(
+                "DLPack's functions are of version {version:?}: it must be {MAJOR}"
+            )));
         }
         // SAFETY: the fields are those of this version, and a function that is absent is null.
         let table = unsafe { pointer.as_ref() };

@@ -56,7 +56,11 @@ impl Torch {
             empty_on_cpu: guards.getattr("_empty_strided_cpu")?.unbind(),
             empty_on_gpu: guards.getattr("_empty_strided_cuda")?.unbind(),
             // Torch built for the processor has none.
-            current_gpu: torch.getattr("_C")?.getattr_opt("_cuda_getDevice")?.unwrap_or_else(|| py.None().into_bound(py)).unbind(),
+            current_gpu: torch
+                .getattr("_C")?
+                .getattr_opt("_cuda_getDevice")?
+                .unwrap_or_else(|| py.None().into_bound(py))
+                .unbind(),
             float32: torch.getattr("float32")?.unbind(),
             float16: torch.getattr("float16")?.unbind(),
             bfloat16: torch.getattr("bfloat16")?.unbind(),
@@ -116,7 +120,8 @@ impl Torch {
 
         let (out, at_out) = self.empty(py, is_gpu, &kept.out, &out_shape[..rank], dtype)?;
         let lse_bytes = kept.attention.lse_bytes();
-        let lse_shape: &[usize] = if rank == 3 { &[q.shape[1], q.shape[0]] } else { &[q.shape[0], q.shape[2], q.shape[1]] };
+        let lse_shape: &[usize] =
+            if rank == 3 { &[q.shape[1], q.shape[0]] } else { &[q.shape[0], q.shape[2], q.shape[1]] };
         let (lse, at_lse) = if with_lse || !is_gpu || lse_bytes > UNREAD_BYTES {
             let (lse, at) = self.empty(py, is_gpu, &kept.lse, lse_shape, Dtype::F32)?;
             (Some(lse), at)
