@@ -341,7 +341,8 @@ class Runner:
             argnames, values = mark.args[0], mark.args[1]
             argnames = [one.strip() for one in argnames.split(",")] if isinstance(argnames, str) else list(argnames)
             names.extend(argnames)
-            axes.append([tuple(value) if len(argnames) > 1 else (value,) for value in values])
+            is_bare = isinstance(mark.args[0], str) and len(argnames) == 1
+            axes.append([(value,) if is_bare else tuple(value) for value in values])
         record = {"cases": math.prod(len(axis) for axis in axes), "not drawn": collections.Counter(), "drawn": 0}
         record |= {"ends": collections.Counter(), "reasons": collections.Counter(), "failures": []}
         self.functions[name] = record
@@ -370,9 +371,8 @@ class Runner:
         if not drawn:
             obj.__test__ = False
             return
-        values = drawn if len(names) > 1 else [one for (one,) in drawn]
         obj.pytestmark = [mark for mark in marks if mark.name != "parametrize"]
-        pytest.mark.parametrize(names, values)(obj)
+        pytest.mark.parametrize(names, drawn)(obj)
 
     def is_too_long(self, case):
         lengths = [value for name, value in case.items() if name.startswith("seqlen") and not isinstance(value, bool)]
@@ -460,7 +460,7 @@ def main():
         mode = OnCpu()
         mode.__enter__()
     runner = Runner(options)
-    arguments = [options.file, "-q", "--tb=no", "--no-header", "--no-summary", "-p", "no:cacheprovider", "-o", "addopts="]
+    arguments = [options.file, "-q", "--tb=line", "--no-header", "--show-capture=no", "-p", "no:cacheprovider", "-o", "addopts="]
     status = pytest.main(arguments, plugins=[runner])
     if mode:
         mode.__exit__(None, None, None)

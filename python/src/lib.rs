@@ -4,6 +4,7 @@
 //! kernels as they are. Tensors come as `(address, shape, strides)`, strides in elements, or by [`torch`] as objects of torch's.
 
 mod dlpack;
+mod lab;
 mod torch;
 
 use std::collections::HashMap;
@@ -512,5 +513,7 @@ fn pool() -> PyResult<Arc<ThreadPool>> {
 fn _flashstrata(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<PyDevice>()?;
-    module.add_class::<torch::Torch>()
+    module.add_class::<torch::Torch>()?;
+    module.add_function(wrap_pyfunction!(lab::dig, module)?)?;
+    module.add_function(wrap_pyfunction!(lab::probe, module)?)
 }
