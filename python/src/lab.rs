@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use flashstrata::{Gpu, Problem, Stratum};
 use ::lab::probe::{ProbeError, Settings};
 use ::lab::{DigError, Digger, Document, ExecuteError, Source, Watch};
+use flashstrata::{Gpu, Problem, Stratum};
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde::Serialize;

@@ -437,6 +437,12 @@ impl PyDevice {
         py.detach(|| unsafe { self.start(&flow, &kept, &key, &at) })
     }
 
+    /// Waits for what is in a stream of the driver.
+    fn synchronize(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+        let flow = self.flow(stream)?;
+        py.detach(|| flow.stream.synchronize().map_err(python_error))
+    }
+
     /// Attention of contiguous host tensors, given and returned as bytes: `(out, lse)`.
     #[pyo3(signature = (problem, q, k, v, stratum = None))]
     fn forward_host<'py>(
