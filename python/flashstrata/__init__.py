@@ -25,6 +25,6 @@ __all__ = ["Device", "__version__", "attention", *_OF_TORCH]
 def __getattr__(name: str) -> Any:
     if name not in _OF_TORCH:
         raise AttributeError(f"module 'flashstrata' has no attribute '{name}'")
-    from flashstrata import interface
+    from flashstrata import interface, kvcache
 
-    return getattr(interface, name)
+    return getattr(kvcache if name == "flash_attn_with_kvcache" else interface, name)

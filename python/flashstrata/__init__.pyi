@@ -7,5 +7,5 @@ from flashstrata.interface import (
     flash_attn_varlen_func as flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func as flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func as flash_attn_varlen_qkvpacked_func,
-    flash_attn_with_kvcache as flash_attn_with_kvcache,
 )
+from flashstrata.kvcache import flash_attn_with_kvcache as flash_attn_with_kvcache

@@ -58,3 +58,26 @@ class Torch:
 
 def dig(problem: str, gpu: str, strata: List[str], full: bool, seed: int) -> Tuple[str, List[str]]: ...
 def probe(launch: Path) -> str: ...
+
+def forward_cache(
+    device: Device,
+    stream: int,
+    dtype: str,
+    q: Memory,
+    k: Memory,
+    v: Memory,
+    out: Memory,
+    lse: Tuple[int, int],
+    scale: Optional[float],
+    left: int,
+    right: int,
+    softcap: float,
+    slopes: Optional[Tuple[int, int]],
+    packed: Optional[Tuple[int, int, int, int, int]],
+    cache_seqlens: Optional[int],
+    cache_batch_idx: Optional[int],
+    block_table: Optional[Tuple[int, int]],
+    new: Optional[Tuple[Memory, Memory]],
+    rotary: Optional[Tuple[int, int, int, bool, int]],
+    splits: Optional[int],
+) -> None: ...

@@ -81,6 +81,11 @@ def _slopes(alibi_slopes: Optional[Tensor], q: Tensor) -> Optional[tuple[int, in
     return alibi_slopes.data_ptr(), alibi_slopes.numel()
 
 
+def _window(causal: bool, window_size: Tuple[int, int]) -> tuple[int, int]:
+    left, right = window_size
+    return left, 0 if causal else right
+
+
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -224,9 +229,7 @@ def flash_attn_func(
     ``deterministic`` concerns the backward pass: the forward pass always is. With ``return_attn_probs`` the result is
     ``(out, softmax_lse, None)``; the third is the mask of dropout, which there is none of.
     """
-    left, right = window_size
-    if causal:
-        right = 0
+    left, right = _window(causal, window_size)
     if dropout_p == 0.0 and not torch.compiler.is_compiling():
         result = _short(q, k, v, softmax_scale, left, right, softcap, alibi_slopes, None, return_attn_probs)
         if result is not None:
@@ -294,19 +297,24 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Optional[Tensor] = None,
 ) -> Result:
-    """:func:`flash_attn_func` of sequences of different lengths, one after the other."""
-    if block_table is not None:
-        raise NotImplementedError("block_table is given: paged keys and values are not supported yet")
-    left, right = window_size
-    if causal:
-        right = 0
+    """:func:`flash_attn_func` of sequences of different lengths, one after the other.
+
+    With ``block_table`` k and v are pages, see :func:`flashstrata.flash_attn_with_kvcache`."""
+    left, right = _window(causal, window_size)
     packed = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    if dropout_p == 0.0 and not torch.compiler.is_compiling():
+    if dropout_p == 0.0 and block_table is None and not torch.compiler.is_compiling():
         result = _short(q, k, v, softmax_scale, left, right, softcap, alibi_slopes, packed, return_attn_probs)
         if result is not None:
             return (*result, None) if return_attn_probs else result[0]
     _refuse(dropout_p, q, k, v)
-    if _is_traced(q):
+    if block_table is not None:
+        from flashstrata.kvcache import varlen_on_pages
+
+        out, lse = varlen_on_pages(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, softmax_scale, (left, right), softcap,
+            alibi_slopes,
+        )  # fmt: skip
+    elif _is_traced(q):
         out, lse = _varlen_forward_op(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, left, right, softcap, alibi_slopes
         )
@@ -356,46 +364,3 @@ def flash_attn_varlen_qkvpacked_func(
         qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
-
-
-def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Optional[Tensor] = None,
-    v: Optional[Tensor] = None,
-    rotary_cos: Optional[Tensor] = None,
-    rotary_sin: Optional[Tensor] = None,
-    cache_seqlens: Optional[Union[int, Tensor]] = None,
-    cache_batch_idx: Optional[Tensor] = None,
-    cache_leftpad: Optional[Tensor] = None,
-    block_table: Optional[Tensor] = None,
-    softmax_scale: Optional[float] = None,
-    causal: bool = False,
-    window_size: Tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    rotary_interleaved: bool = True,
-    alibi_slopes: Optional[Tensor] = None,
-    num_splits: int = 0,
-    return_softmax_lse: bool = False,
-) -> Union[Tensor, Tuple[Tensor, Tensor]]:
-    """Attention over a cache that is full: nothing to append, and all entries of one length, ``cache_seqlens`` (an int) or the
-    cache's own. The rest of flash_attn's arguments are not supported yet."""
-    given = {
-        "k": k, "v": v, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_batch_idx": cache_batch_idx,
-        "cache_leftpad": cache_leftpad, "block_table": block_table,
-    }  # fmt: skip
-    for name, value in given.items():
-        if value is not None:
-            raise NotImplementedError(f"{name} is given: flash_attn_with_kvcache does not support it yet")
-    if cache_seqlens is not None:
-        if not isinstance(cache_seqlens, int):
-            raise NotImplementedError("cache_seqlens is a tensor: lengths on the device are not supported yet, give an int")
-        if not 0 <= cache_seqlens <= k_cache.shape[1]:
-            raise ValueError(f"cache_seqlens is {cache_seqlens}: it must be 0 to {k_cache.shape[1]}, the cache's length")
-        k_cache, v_cache = k_cache[:, :cache_seqlens], v_cache[:, :cache_seqlens]
-    result = flash_attn_func(
-        q, k_cache, v_cache, 0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs=True
-    )
-    out, lse = result[0], result[1]
-    return (out, lse) if return_softmax_lse else out

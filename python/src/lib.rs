@@ -4,6 +4,7 @@
 //! kernels as they are. Tensors come as `(address, shape, strides)`, strides in elements, or by [`torch`] as objects of torch's.
 
 mod dlpack;
+mod kvcache;
 mod lab;
 mod torch;
 
@@ -217,6 +218,8 @@ struct PyDevice {
     /// By the driver's handle.
     streams: Mutex<HashMap<usize, Arc<Flow>, foldhash::fast::RandomState>>,
     tuning: Option<Tuning>,
+    /// Of calls over a cache.
+    caches: kvcache::Kept,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -225,7 +228,13 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl PyDevice {
     fn of(device: Device) -> PyDevice {
-        PyDevice { device, kept: Mutex::default(), streams: Mutex::default(), tuning: None }
+        PyDevice {
+            device,
+            kept: Mutex::default(),
+            streams: Mutex::default(),
+            tuning: None,
+            caches: kvcache::Kept::default(),
+        }
     }
 
     /// What computes a call, known or new.
@@ -462,6 +471,7 @@ impl PyDevice {
             q: tensor(problem.q_shape(), q).map_err(|error| value(&error))?,
             k: tensor(problem.k_shape(), k).map_err(|error| value(&error))?,
             v: tensor(problem.v_shape(), v).map_err(|error| value(&error))?,
+            new: None,
         };
         let pool = pool()?;
         let outputs = py.detach(|| -> Result<_, Error> {
@@ -521,5 +531,6 @@ fn _flashstrata(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyDevice>()?;
     module.add_class::<torch::Torch>()?;
     module.add_function(wrap_pyfunction!(lab::dig, module)?)?;
-    module.add_function(wrap_pyfunction!(lab::probe, module)?)
+    module.add_function(wrap_pyfunction!(lab::probe, module)?)?;
+    module.add_function(wrap_pyfunction!(kvcache::forward_cache, module)?)
 }

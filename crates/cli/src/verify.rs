@@ -24,7 +24,7 @@ pub struct VerifyArguments {
     /// Which strata, separated by commas; all by default. auto is what the library picks for each call. (The CPU has none.)
     #[arg(long, alias = "strata", value_delimiter = ',', value_name = "LIST")]
     pub stratum: Vec<Choice>,
-    /// Which cases, separated by commas: 1 to 15, and r0, r1, ... for random problems; all by default.
+    /// Which cases, separated by commas: 1 to 16, and r0, r1, ... for random problems; all by default.
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub case: Vec<CaseId>,
     /// Which types, separated by commas; all by default.

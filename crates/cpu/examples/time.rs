@@ -28,6 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             v: inputs.v.storage().as_ptr(),
             out: out.as_mut_ptr(),
             lse: lse.as_mut_ptr(),
+            new: None,
         };
         let mut times = Vec::new();
         let begin = Instant::now();

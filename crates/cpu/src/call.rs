@@ -7,6 +7,7 @@ use half::{bf16, f16};
 use kernels::{Dtype, Layout, Problem, Strides};
 
 use crate::buffer::Buffer;
+use crate::cache::NewMemory;
 
 /// Where a call's tensors begin.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +22,8 @@ pub struct Memory {
     pub out: *mut u8,
     /// `[batch, heads_q, seqlen_q]`, or packed `[heads_q, total_q]`.
     pub lse: *mut f32,
+    /// What is appended to a cache, whose keys and values are then written.
+    pub new: Option<NewMemory>,
 }
 
 /// A call, as its tiles see it.
@@ -106,12 +109,22 @@ impl<'a> Call<'a> {
         // SAFETY: the row is the caller's, and within the tensors (`attention`).
         unsafe {
             self.memory.lse.add(row).write(lse);
-            let to = self.memory.out.add(offset * self.dtype().bytes());
-            match self.dtype() {
-                Dtype::F32 => std::slice::from_raw_parts_mut(to.cast(), out.len()).copy_from_slice(out),
-                Dtype::F16 => std::slice::from_raw_parts_mut(to.cast::<f16>(), out.len()).convert_from_f32_slice(out),
-                Dtype::Bf16 => std::slice::from_raw_parts_mut(to.cast::<bf16>(), out.len()).convert_from_f32_slice(out),
-            }
+            narrow(self.dtype(), out, self.memory.out.add(offset * self.dtype().bytes()));
+        }
+    }
+}
+
+/// Writes elements, rounded to the type.
+///
+/// # Safety
+/// There is room for them at `to`.
+pub(crate) unsafe fn narrow(dtype: Dtype, from: &[f32], to: *mut u8) {
+    // SAFETY: as the caller says.
+    unsafe {
+        match dtype {
+            Dtype::F32 => std::slice::from_raw_parts_mut(to.cast(), from.len()).copy_from_slice(from),
+            Dtype::F16 => std::slice::from_raw_parts_mut(to.cast::<f16>(), from.len()).convert_from_f32_slice(from),
+            Dtype::Bf16 => std::slice::from_raw_parts_mut(to.cast::<bf16>(), from.len()).convert_from_f32_slice(from),
         }
     }
 }

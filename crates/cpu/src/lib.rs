@@ -3,6 +3,7 @@
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 mod buffer;
+mod cache;
 mod call;
 mod exp2;
 mod few;
@@ -15,9 +16,10 @@ mod tiles;
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use kernels::{InputError, Inputs, Layout, Outputs, Problem, Tensor, TensorError};
+use kernels::{InputError, Inputs, Layout, Outputs, Problem, ProblemError, Tensor, TensorError};
 use thiserror::Error;
 
+pub use cache::NewMemory;
 pub use call::Memory;
 pub use instructions::Instructions;
 
@@ -36,7 +38,7 @@ pub struct Options<'a> {
 }
 
 /// Why a call has no result.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Error)]
 pub enum Error {
     /// It was stopped: some of its rows are written.
     #[error("stopped before the end")]
@@ -47,14 +49,22 @@ pub enum Error {
         /// Bytes.
         bytes: u64,
     },
+    /// Keys of a cache that are more together than can be.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
 }
 
 /// Computes a call on the threads of the current rayon pool.
 ///
 /// # Safety
 /// Each of `memory`'s tensors is at its type's alignment and reaches as far as `layout` says for `problem`; nobody writes the
-/// inputs meanwhile, nor touches the outputs, whose rows do not overlap.
+/// inputs meanwhile, nor touches the outputs, whose rows do not overlap. What the problem appends to a cache is in `memory`, and
+/// nobody touches the cache.
 pub unsafe fn attention(problem: &Problem, layout: &Layout, memory: Memory, options: Options<'_>) -> Result<(), Error> {
+    if let Some(cache) = &problem.cache {
+        // SAFETY: as the caller says.
+        return unsafe { cache::of_cache(problem, cache, layout, memory, options) };
+    }
     let call = Call::new(problem, layout, memory);
     let engine = Engine::of(problem, options.instructions.unwrap_or_else(Instructions::best));
     let threads = rayon::current_num_threads();
@@ -156,17 +166,33 @@ impl Engine {
 /// # Errors
 /// When the inputs are not the problem's, memory does not suffice, or it is stopped.
 pub fn compute(problem: &Problem, inputs: &Inputs, options: Options<'_>) -> Result<Outputs, ComputeError> {
-    let layout = Layout::of(problem, inputs)?;
+    if inputs.new.is_some() {
+        inputs.check(problem)?;
+    }
+    // A cache that is written is a copy.
+    let written =
+        inputs.new.is_some().then(|| -> Result<_, TensorError> { Ok((inputs.k.to_bytes()?, inputs.v.to_bytes()?)) });
+    let mut written = written.transpose()?;
+    let mut layout = Layout::of(problem, inputs)?;
+    if written.is_some() {
+        let contiguous = Layout::contiguous(problem);
+        (layout.k, layout.v) = (contiguous.k, contiguous.v);
+    }
     let Outputs { out, lse } = Outputs::nan(problem)?;
     let (mut out_bytes, mut lse_bytes) = (out.to_bytes()?, lse.to_bytes()?);
     // (A tensor without elements may begin anywhere.)
     let first = |tensor: &Tensor| tensor.storage().as_ptr().wrapping_add(tensor.offset() * tensor.dtype().bytes());
     let memory = Memory {
         q: first(&inputs.q),
-        k: first(&inputs.k),
-        v: first(&inputs.v),
+        k: written.as_mut().map_or(first(&inputs.k), |(k, _)| k.as_mut_ptr()),
+        v: written.as_mut().map_or(first(&inputs.v), |(_, v)| v.as_mut_ptr()),
         out: out_bytes.as_mut_ptr(),
         lse: lse_bytes.as_mut_ptr().cast(),
+        new: inputs.new.as_ref().map(|new| NewMemory {
+            k: first(&new.k),
+            v: first(&new.v),
+            rotary: new.rotary.as_ref().map(|[cos, sin]| [first(cos), first(sin)]),
+        }),
     };
     // SAFETY: `Layout::of` checked the inputs, whose elements are within their storages; the outputs are contiguous, and ours.
     unsafe { attention(problem, &layout, memory, options)? };

@@ -44,6 +44,7 @@ fn a_call_takes_64_megabytes_at_most() {
             v: tensor.as_ptr().cast(),
             out: out.as_mut_ptr().cast(),
             lse: lse.as_mut_ptr(),
+            new: None,
         };
         let before = NOW.load(Ordering::Relaxed);
         MOST.store(before, Ordering::Relaxed);

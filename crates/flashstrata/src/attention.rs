@@ -1,7 +1,7 @@
 //! What is ready to compute a problem, and calls of it.
 
 use kernels::plan::{ArgRef, Buffer};
-use kernels::{Buffers, Layout, Problem};
+use kernels::{Buffers, Layout, Problem, Rotary};
 use ptx::{Backend, Launch};
 
 use crate::device::{Device, Kind};
@@ -144,6 +144,16 @@ pub(crate) fn check_architecture(plan: &Plan, device: &Device) -> Result<(), Err
     Err(Error::Architecture { planned: plan.hardware.to_string(), device: device.to_string() })
 }
 
+/// The memory of a call's cache, beside its keys and values.
+#[derive(Clone, Copy, Debug, Default)]
+struct CacheOperands<'a> {
+    seqlens: Option<DeviceSlice<'a>>,
+    batch_idx: Option<DeviceSlice<'a>>,
+    block_table: Option<DeviceSlice<'a>>,
+    new: Option<[DeviceSlice<'a>; 2]>,
+    rotary: Option<[DeviceSlice<'a>; 2]>,
+}
+
 /// The memory of a call.
 #[derive(Debug)]
 pub struct Operands<'a> {
@@ -154,6 +164,7 @@ pub struct Operands<'a> {
     lse: DeviceSliceMut<'a>,
     cu_seqlens: Option<[DeviceSlice<'a>; 2]>,
     alibi_slopes: Option<DeviceSlice<'a>>,
+    cache: CacheOperands<'a>,
     workspace: Option<DeviceSliceMut<'a>>,
 }
 
@@ -167,7 +178,17 @@ impl<'a> Operands<'a> {
         lse: impl Into<DeviceSliceMut<'a>>,
     ) -> Operands<'a> {
         let (q, k, v, out, lse) = (q.into(), k.into(), v.into(), out.into(), lse.into());
-        Operands { q, k, v, out, lse, cu_seqlens: None, alibi_slopes: None, workspace: None }
+        Operands {
+            q,
+            k,
+            v,
+            out,
+            lse,
+            cu_seqlens: None,
+            alibi_slopes: None,
+            cache: CacheOperands::default(),
+            workspace: None,
+        }
     }
 
     /// Of a packed batch: where each sequence begins, `batch + 1` numbers of 32 bits each, the same as in the plan's problem.
@@ -180,33 +201,76 @@ impl<'a> Operands<'a> {
         Operands { alibi_slopes: Some(slopes.into()), ..self }
     }
 
+    /// Of a cache: how many keys each entry has before the call, `batch` numbers of 32 bits.
+    pub fn cache_seqlens(self, seqlens: impl Into<DeviceSlice<'a>>) -> Operands<'a> {
+        Operands { cache: CacheOperands { seqlens: Some(seqlens.into()), ..self.cache }, ..self }
+    }
+
+    /// Of a cache: the row that each entry's keys are in, `batch` numbers of 32 bits.
+    pub fn cache_batch_idx(self, batch_idx: impl Into<DeviceSlice<'a>>) -> Operands<'a> {
+        Operands { cache: CacheOperands { batch_idx: Some(batch_idx.into()), ..self.cache }, ..self }
+    }
+
+    /// Of pages: the table, `[batch, pages of an entry]` numbers of 32 bits, contiguous.
+    pub fn block_table(self, table: impl Into<DeviceSlice<'a>>) -> Operands<'a> {
+        Operands { cache: CacheOperands { block_table: Some(table.into()), ..self.cache }, ..self }
+    }
+
+    /// What is appended to the cache, which the call then writes. `k` and `v` must be memory that it may write: of a buffer that
+    /// is borrowed, whoever borrows it vouches for that.
+    pub fn append(self, k_new: impl Into<DeviceSlice<'a>>, v_new: impl Into<DeviceSlice<'a>>) -> Operands<'a> {
+        Operands { cache: CacheOperands { new: Some([k_new.into(), v_new.into()]), ..self.cache }, ..self }
+    }
+
+    /// The cosines and sines that new keys and queries are turned by, `[positions, dim / 2]` in the problem's type, contiguous.
+    pub fn rotary(self, cos: impl Into<DeviceSlice<'a>>, sin: impl Into<DeviceSlice<'a>>) -> Operands<'a> {
+        Operands { cache: CacheOperands { rotary: Some([cos.into(), sin.into()]), ..self.cache }, ..self }
+    }
+
     /// A workspace of at least [`Plan::workspace_bytes`], at a multiple of [`WORKSPACE_ALIGNMENT`]; nothing need be in it.
     pub fn workspace(self, workspace: impl Into<DeviceSliceMut<'a>>) -> Operands<'a> {
         Operands { workspace: Some(workspace.into()), ..self }
     }
 
     /// Each piece of memory by name, with the bytes a plan needs and what must divide its address.
-    fn needs(&self, attention: &Attention) -> impl Iterator<Item = (&'static str, DeviceSlice<'a>, u64, u64)> {
+    fn needs(&self, attention: &Attention) -> Vec<(&'static str, DeviceSlice<'a>, u64, u64)> {
         let problem = attention.problem();
         let reach = |argument| layout::reach(problem, attention.layout(), argument) as u64;
         let element = problem.dtype.bytes() as u64;
-        let offsets = 4 * (problem.batch as u64 + 1);
-        let slopes = problem.alibi_slopes.as_ref().map_or(0, |slopes| 4 * slopes.len() as u64);
-        let [cu_seqlens_q, cu_seqlens_k] = self.cu_seqlens.map_or([None; 2], |both| both.map(Some));
-        let workspace = self.workspace.as_ref().map(|workspace| workspace.slice);
-        [
-            ("q", Some(self.q), reach("q"), element),
-            ("k", Some(self.k), reach("k"), element),
-            ("v", Some(self.v), reach("v"), element),
-            ("out", Some(self.out.slice), reach("out"), element),
-            ("lse", Some(self.lse.slice), attention.lse_bytes(), 4),
-            ("cu_seqlens_q", cu_seqlens_q, offsets, 4),
-            ("cu_seqlens_k", cu_seqlens_k, offsets, 4),
-            ("alibi_slopes", self.alibi_slopes.filter(|_| slopes > 0), slopes, 4),
-            ("workspace", workspace, workspace.map_or(0, |_| attention.workspace_bytes()), WORKSPACE_ALIGNMENT),
-        ]
-        .into_iter()
-        .filter_map(|(argument, slice, bytes, alignment)| Some((argument, slice?, bytes, alignment)))
+        let mut needs = vec![
+            ("q", self.q, reach("q"), element),
+            ("k", self.k, reach("k"), element),
+            ("v", self.v, reach("v"), element),
+            ("out", self.out.slice, reach("out"), element),
+            ("lse", self.lse.slice, attention.lse_bytes(), 4),
+        ];
+        if let Some([q, k]) = self.cu_seqlens {
+            let bytes = 4 * (problem.batch as u64 + 1);
+            needs.extend([("cu_seqlens_q", q, bytes, 4), ("cu_seqlens_k", k, bytes, 4)]);
+        }
+        if let (Some(slopes), Some(wanted)) = (self.alibi_slopes, &problem.alibi_slopes) {
+            needs.push(("alibi_slopes", slopes, 4 * wanted.len() as u64, 4));
+        }
+        if let Some(cache) = &problem.cache {
+            let CacheOperands { seqlens, batch_idx, block_table, new, rotary } = self.cache;
+            let list = |name, given: Option<DeviceSlice<'a>>, wanted: Option<&Vec<i32>>| {
+                given.zip(wanted).map(|(slice, wanted)| (name, slice, 4 * wanted.len() as u64, 4))
+            };
+            needs.extend(list("cache_seqlens", seqlens, cache.seqlens.as_ref()));
+            needs.extend(list("cache_batch_idx", batch_idx, cache.batch_idx.as_ref()));
+            needs.extend(list("block_table", block_table, cache.pages.as_ref().map(|pages| &pages.table)));
+            if let (Some([k, v]), true) = (new, cache.append.is_some()) {
+                needs.extend([("k_new", k, reach("k_new"), element), ("v_new", v, reach("v_new"), element)]);
+            }
+            if let (Some([cos, sin]), Some(Rotary { dim, positions, .. })) = (rotary, cache.rotary()) {
+                let bytes = (positions * dim / 2) as u64 * element;
+                needs.extend([("rotary_cos", cos, bytes, element), ("rotary_sin", sin, bytes, element)]);
+            }
+        }
+        if let Some(workspace) = &self.workspace {
+            needs.push(("workspace", workspace.slice, attention.workspace_bytes(), WORKSPACE_ALIGNMENT));
+        }
+        needs
     }
 
     /// Refuses what a kernel would stumble over.
@@ -217,6 +281,19 @@ impl<'a> Operands<'a> {
         }
         if problem.alibi_slopes.is_some() && self.alibi_slopes.is_none() {
             return Err(Error::Missing { argument: "alibi_slopes" });
+        }
+        if let Some(cache) = &problem.cache {
+            let CacheOperands { seqlens, batch_idx, block_table, new, rotary } = &self.cache;
+            let missing = [
+                ("cache_seqlens", cache.seqlens.is_some() && seqlens.is_none()),
+                ("cache_batch_idx", cache.batch_idx.is_some() && batch_idx.is_none()),
+                ("block_table", cache.pages.is_some() && block_table.is_none()),
+                ("k_new", cache.append.is_some() && new.is_none()),
+                ("rotary_cos", cache.rotary().is_some() && rotary.is_none()),
+            ];
+            if let Some((argument, _)) = missing.into_iter().find(|(_, missing)| *missing) {
+                return Err(Error::Missing { argument });
+            }
         }
         for (argument, slice, needed, alignment) in self.needs(attention) {
             let DeviceSlice { address, bytes: given, owner, .. } = slice;
@@ -285,6 +362,11 @@ pub(crate) fn ready<'p>(
                 v: at(&operands.v),
                 out: at(&operands.out.slice),
                 lse: at(&operands.lse.slice).cast(),
+                new: operands.cache.new.filter(|_| problem.cache.is_some()).map(|[k, v]| cpu::NewMemory {
+                    k: at(&k),
+                    v: at(&v),
+                    rotary: operands.cache.rotary.map(|[cos, sin]| [at(&cos).cast_const(), at(&sin).cast_const()]),
+                }),
             };
             return Ok(Ready::Cpu(problem, layout, memory));
         }
@@ -298,6 +380,8 @@ pub(crate) fn ready<'p>(
         None => (inner.own_workspaces(plan)?, None),
     };
     let [cu_seqlens_q, cu_seqlens_k] = operands.cu_seqlens.map_or([0; 2], |both| both.map(|slice| slice.address));
+    let cache = &operands.cache;
+    let address = |slice: Option<DeviceSlice<'_>>| slice.map_or(0, |slice| slice.address);
     let buffers = Buffers {
         q: operands.q.address,
         k: operands.k.address,
@@ -306,7 +390,14 @@ pub(crate) fn ready<'p>(
         lse: operands.lse.slice.address,
         cu_seqlens_q,
         cu_seqlens_k,
-        alibi_slopes: operands.alibi_slopes.map_or(0, |slopes| slopes.address),
+        alibi_slopes: address(operands.alibi_slopes),
+        k_new: address(cache.new.map(|[k, _]| k)),
+        v_new: address(cache.new.map(|[_, v]| v)),
+        rotary_cos: address(cache.rotary.map(|[cos, _]| cos)),
+        rotary_sin: address(cache.rotary.map(|[_, sin]| sin)),
+        cache_seqlens: address(cache.seqlens),
+        cache_batch_idx: address(cache.batch_idx),
+        block_table: address(cache.block_table),
         workspaces,
     };
     let launches = match &inner.backing {

@@ -79,6 +79,28 @@ impl Resident {
             self.buffers.alibi_slopes = backend.upload(bytemuck::cast_slice(slopes)).map_err(ComputeError::Backend)?;
             self.allocations.push(self.buffers.alibi_slopes);
         }
+        if let Some(new) = &inputs.new {
+            let Buffers { k_new, v_new, rotary_cos, rotary_sin, .. } = &mut self.buffers;
+            let rotary = new.rotary.iter().flatten().zip([rotary_cos, rotary_sin]);
+            for (tensor, address) in [(&new.k, k_new), (&new.v, v_new)].into_iter().chain(rotary) {
+                let storage = backend.upload(tensor.storage()).map_err(ComputeError::Backend)?;
+                self.allocations.push(storage);
+                *address = storage + (tensor.offset() * tensor.dtype().bytes()) as u64;
+            }
+        }
+        if let Some(cache) = &problem.cache {
+            let Buffers { cache_seqlens, cache_batch_idx, block_table, .. } = &mut self.buffers;
+            let lists = [
+                (cache_seqlens, cache.seqlens.as_ref()),
+                (cache_batch_idx, cache.batch_idx.as_ref()),
+                (block_table, cache.pages.as_ref().map(|pages| &pages.table)),
+            ];
+            for (address, list) in lists {
+                let Some(list) = list else { continue };
+                *address = backend.upload(bytemuck::cast_slice(list)).map_err(ComputeError::Backend)?;
+                self.allocations.push(*address);
+            }
+        }
         for workspace in &plan.workspaces {
             let address = match workspace.zeroed {
                 true => backend.upload(&vec![0; workspace.bytes as usize]),

@@ -1,6 +1,6 @@
 //! Where a caller's tensors lie: their description, checked against a problem.
 
-use kernels::{Dtype, InputError, Layout, Problem, Strides};
+use kernels::{Cache, Dtype, InputError, Layout, Problem, Strides};
 use thiserror::Error;
 
 /// A tensor in somebody's memory, described: no element is read.
@@ -116,6 +116,23 @@ pub fn layout(
     Ok(layout)
 }
 
+/// A layout with the keys and values that are appended to the cache lying as described.
+///
+/// # Errors
+/// When one is not of the problem's type or shape, or its last dimension is not contiguous.
+pub fn appended(problem: &Problem, layout: Layout, k_new: &View<'_>, v_new: &View<'_>) -> Result<Layout, LayoutError> {
+    let mut layout = layout;
+    for (index, (argument, view)) in [("k_new", k_new), ("v_new", v_new)].into_iter().enumerate() {
+        layout.new[index] = strides_of(argument, view, problem.dtype, shape(problem, argument))?;
+        let (address, least) = (view.address, problem.dtype.bytes() as u64);
+        if !address.is_multiple_of(least) {
+            return Err(LayoutError::Address { argument, address, least });
+        }
+    }
+    check(problem, &layout)?;
+    Ok(layout)
+}
+
 fn strides_of(
     argument: &'static str,
     view: &View<'_>,
@@ -152,7 +169,7 @@ pub(crate) fn check(problem: &Problem, layout: &Layout) -> Result<(), LayoutErro
     if !layout.alignment.is_power_of_two() || layout.alignment < least {
         return Err(LayoutError::Alignment { alignment: layout.alignment, least });
     }
-    for argument in ["q", "k", "v", "out"] {
+    for argument in ["q", "k", "v", "out", "k_new", "v_new"] {
         let bytes = reach(problem, layout, argument);
         if bytes > i64::MAX as u128 {
             return Err(LayoutError::Size { argument, bytes });
@@ -184,11 +201,21 @@ pub(crate) fn check(problem: &Problem, layout: &Layout) -> Result<(), LayoutErro
 
 /// Tokens along the dimension of the sequence of a tensor: of all entries where they are packed.
 fn tokens(problem: &Problem, argument: &str) -> usize {
-    match (argument, &problem.varlen) {
-        ("q" | "out", Some(_)) => problem.total_q(),
-        ("q" | "out", None) => problem.seqlen_q,
-        (_, Some(_)) => problem.total_k(),
-        (_, None) => problem.seqlen_k,
+    let shape = shape(problem, argument);
+    shape[shape.len() - 3]
+}
+
+/// The shape of a tensor of attention, of at least three dimensions.
+fn shape(problem: &Problem, argument: &str) -> Vec<usize> {
+    let appended = problem.cache.as_ref().map_or(0, Cache::appended);
+    let new = |dim| vec![problem.batch, appended, problem.heads_kv, dim];
+    match argument {
+        "q" => problem.q_shape(),
+        "k" => problem.k_shape(),
+        "v" => problem.v_shape(),
+        "k_new" => new(problem.head_dim),
+        "v_new" => new(problem.head_dim_v),
+        _ => problem.out_shape(),
     }
 }
 
@@ -199,14 +226,20 @@ pub(crate) fn lse_bytes(problem: &Problem) -> u64 {
 
 /// The bytes from a tensor's first element to the end of its last; 0 where it has none.
 pub(crate) fn reach(problem: &Problem, layout: &Layout, argument: &str) -> u128 {
-    let (strides, heads, dim) = match argument {
-        "q" => (layout.q, problem.heads_q, problem.head_dim),
-        "k" => (layout.k, problem.heads_kv, problem.head_dim),
-        "v" => (layout.v, problem.heads_kv, problem.head_dim_v),
-        _ => (layout.out, problem.heads_q, problem.head_dim_v),
+    let strides = match argument {
+        "q" => layout.q,
+        "k" => layout.k,
+        "v" => layout.v,
+        "k_new" => layout.new[0],
+        "v_new" => layout.new[1],
+        _ => layout.out,
     };
-    let batch = if problem.varlen.is_some() { 1 } else { problem.batch };
-    let steps = [(strides.batch, batch), (strides.seq, tokens(problem, argument)), (strides.head, heads)];
+    let (batch, seqlen, heads, dim) = match shape(problem, argument)[..] {
+        [batch, seqlen, heads, dim] => (batch, seqlen, heads, dim),
+        [seqlen, heads, dim] => (1, seqlen, heads, dim),
+        _ => return 0,
+    };
+    let steps = [(strides.batch, batch), (strides.seq, seqlen), (strides.head, heads)];
     if steps.iter().any(|&(_, extent)| extent == 0) {
         return 0;
     }

@@ -74,15 +74,16 @@ pub mod tune;
 pub use arch::{Gpu, Sm};
 pub use half;
 pub use kernels::{
-    Coverage, Dtype, Feature, InputError, Inputs, Layout, Mask, Outputs, ParseProblemError, PlanError, Problem,
-    ProblemError, ProblemSpec, Stratum, Strides, Tensor, TensorError, Tiles, Varlen,
+    Append, Cache, CacheError, Coverage, Dtype, Feature, InputError, Inputs, Layout, Mask, New, Outputs, Pages,
+    ParseProblemError, PlanError, Problem, ProblemError, ProblemSpec, Rotary, Stratum, Strides, Tensor, TensorError,
+    Tiles, Varlen,
 };
 
 pub use attention::{Attention, Operands};
 pub use device::Device;
 pub use error::Error;
 pub use hardware::Hardware;
-pub use layout::{LayoutError, View, layout};
+pub use layout::{LayoutError, View, appended, layout};
 pub use planner::{ChosenBy, Footprint, Part, PassedOver, Plan, PlanFailure, Planner, WORKSPACE_ALIGNMENT, Why};
 pub use stream::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Element, HostOutputs, Stream};
 pub use tune::{Entry, Progress, Table, Tuning, Watch};

@@ -291,10 +291,11 @@ impl Stream {
 
     /// Attention from host slices to vectors: plans, copies, computes, waits.
     ///
-    /// The slices are contiguous `[batch, seqlen, heads, dim]`, or `[total, heads, dim]` of a packed batch.
+    /// The slices are contiguous `[batch, seqlen, heads, dim]`, or `[total, heads, dim]` of a packed batch, and of a cache as the
+    /// problem says.
     ///
     /// # Errors
-    /// When a slice is not the problem's, no generation computes it, there is no room, or a kernel fails.
+    /// When a slice is not the problem's, the problem appends to its cache ([`Stream::enqueue`] does), no generation computes it, there is no room, or a kernel fails.
     pub fn attention<T: Element>(&self, problem: &Problem, q: &[T], k: &[T], v: &[T]) -> Result<HostOutputs<T>, Error> {
         let rows = problem.total_q() * problem.heads_q;
         let mut outputs = HostOutputs { out: zeros(rows * problem.head_dim_v)?, lse: zeros(rows)? };
@@ -352,6 +353,20 @@ impl Stream {
         let mut operands = Operands::new(&q, &k, &v, &mut device_out, &mut device_lse);
         if let Some((cu_seqlens_q, cu_seqlens_k)) = &offsets {
             operands = operands.cu_seqlens(cu_seqlens_q, cu_seqlens_k);
+        }
+        let list = |list: Option<&Vec<i32>>| list.map(|list| self.upload(list)).transpose();
+        let cache = problem.cache.as_ref();
+        let seqlens = list(cache.and_then(|cache| cache.seqlens.as_ref()))?;
+        let batch_idx = list(cache.and_then(|cache| cache.batch_idx.as_ref()))?;
+        let block_table = list(cache.and_then(|cache| cache.pages.as_ref()).map(|pages| &pages.table))?;
+        if let Some(seqlens) = &seqlens {
+            operands = operands.cache_seqlens(seqlens);
+        }
+        if let Some(batch_idx) = &batch_idx {
+            operands = operands.cache_batch_idx(batch_idx);
+        }
+        if let Some(block_table) = &block_table {
+            operands = operands.block_table(block_table);
         }
         self.enqueue(&attention, operands)?;
         self.synchronize()?;

@@ -106,9 +106,9 @@ fn host_slices_of_every_type_and_host_tensors_of_any_strides() {
     of::<bf16>(&stream);
 
     let problem = ProblemSpec::new(2, 3, 20, 16).build().unwrap();
-    let Inputs { q, k, v } = Inputs::randn(&problem, 3).unwrap();
+    let Inputs { q, k, v, .. } = Inputs::randn(&problem, 3).unwrap();
     let by_head = k.transpose(1, 2).unwrap().contiguous().unwrap().transpose(1, 2).unwrap();
-    let inputs = Inputs { q, k: by_head, v };
+    let inputs = Inputs { q, k: by_head, v, new: None };
     let layout = Layout::of(&problem, &inputs).unwrap();
     let plan = stream.device().planner().unwrap().plan(&problem, &layout).unwrap();
     assert_right(&problem, &inputs, &stream.run(&plan, &inputs).unwrap());
@@ -182,8 +182,8 @@ fn bad_input_is_named_and_nothing_is_written() {
 
     // Host tensors.
     let plan = device.plan(&problem).unwrap();
-    let Inputs { q: tq, k: tk, v: tv } = Inputs::randn(&problem, 1).unwrap();
-    let with = |q: &Tensor, k: &Tensor, v: &Tensor| Inputs { q: q.clone(), k: k.clone(), v: v.clone() };
+    let Inputs { q: tq, k: tk, v: tv, .. } = Inputs::randn(&problem, 1).unwrap();
+    let with = |q: &Tensor, k: &Tensor, v: &Tensor| Inputs { q: q.clone(), k: k.clone(), v: v.clone(), new: None };
     say("q of another batch", stream.run(&plan, &with(&tq.narrow(0, 0, 1).unwrap(), &tk, &tv)).unwrap_err());
     let turned = Tensor::randn(Dtype::F32, &[2, 8, 16, 2], 1).unwrap().transpose(2, 3).unwrap();
     say("a last dimension with gaps", stream.run(&plan, &with(&tq, &turned, &tv)).unwrap_err());

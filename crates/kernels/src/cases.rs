@@ -17,6 +17,7 @@
 
 use safetensors::SafeTensors;
 
+use crate::cache::{Append, Cache, Pages, Rotary, unseen_as_nan};
 use crate::reference::{HeadOutput, plain, reference};
 use crate::{
     Dtype, Feature, InputError, Inputs, Mask, Outputs, Problem, ProblemError, ProblemSpec, Tensor, TensorError,
@@ -160,7 +161,7 @@ pub enum VerifyError<E> {
 type Runs = Result<Vec<Run>, CaseError>;
 
 /// The cases, in the contract's order.
-pub const CASES: [Case; 15] = [
+pub const CASES: [Case; 16] = [
     Case { number: 1, title: "one key: out is v", build: one_key },
     Case { number: 2, title: "packed sequences of one key, causal", build: packed_single_keys },
     Case { number: 3, title: "rows that see no key are 0 with lse -inf", build: rows_without_keys },
@@ -176,6 +177,7 @@ pub const CASES: [Case; 15] = [
     Case { number: 13, title: "GQA equals expanded heads", build: gqa },
     Case { number: 14, title: "scores far above the softcap", build: softcap },
     Case { number: 15, title: "real activations", build: real_activations },
+    Case { number: 16, title: "keys and values in a cache", build: cached },
 ];
 
 /// Head dimensions: odd, and the usual ones.
@@ -233,6 +235,7 @@ fn means(label: &'static str, spec: ProblemSpec) -> Result<Run, CaseError> {
         q: Tensor::full(problem.dtype, &problem.q_shape(), 0.0)?,
         k: Tensor::full(problem.dtype, &problem.k_shape(), 1.0)?,
         v: Tensor::generate(problem.dtype, &problem.v_shape(), |index| index[1] as f64)?,
+        new: None,
     };
     let means = known(&problem, &inputs, |entry, _, row, _| {
         let seen = problem.seen_keys(entry, row);
@@ -323,6 +326,7 @@ fn constant_rows(dtype: Dtype, _: u64) -> Runs {
                 q: constant(problem.q_shape())?,
                 k: constant(problem.k_shape())?,
                 v: constant(problem.v_shape())?,
+                new: None,
             };
             runs.push(exact(label, problem, inputs, |_, _, _, _| 1000.0)?);
         }
@@ -341,6 +345,7 @@ fn extreme_logits(dtype: Dtype, seed: u64) -> Runs {
             q: Tensor::generate(dtype, &problem.q_shape(), |index| first(index, -200.0))?,
             k: Tensor::generate(dtype, &problem.k_shape(), |index| first(index, [100.0, -100.0][index[1]]))?,
             v: Tensor::randn(dtype, &problem.v_shape(), seed)?,
+            new: None,
         };
         let v = inputs.clone();
         runs.push(exact("contract", problem, inputs, |_, head, row, column| value_at(&v, [0, row, head, column]))?);
@@ -398,6 +403,7 @@ fn places(dtype: Dtype, _: u64) -> Runs {
                 q: Tensor::generate(dtype, &problem.q_shape(), |index| code(target(index[1]), index[3]))?,
                 k: Tensor::generate(dtype, &problem.k_shape(), |index| code(index[1], index[3]))?,
                 v: Tensor::generate(dtype, &problem.v_shape(), |index| value(index[1], index[3]))?,
+                new: None,
             };
             runs.push(exact(label, problem, inputs, |_, _, row, column| value(target(row), column))?);
         }
@@ -414,6 +420,7 @@ fn rising_logits(dtype: Dtype, _: u64) -> Runs {
             q: Tensor::generate(dtype, &problem.q_shape(), |index| first(index, 1.0))?,
             k: Tensor::generate(dtype, &problem.k_shape(), |index| first(index, index[1] as f64 / 32.0))?,
             v: Tensor::full(dtype, &problem.v_shape(), 1.0)?,
+            new: None,
         };
         let ones = known(&problem, &inputs, |_, _, _, _| 1.0)?;
         let expect = match dtype {
@@ -437,7 +444,7 @@ fn invisible_nan(dtype: Dtype, seed: u64) -> Runs {
             let drawn = Inputs::randn(&buffers, seed)?;
             let ended_by = |filler: f64| -> Result<Inputs, TensorError> {
                 let end = |t: &Tensor| t.map(|i, x| if i[1] < 228 { x } else { filler })?.narrow(1, 0, 228);
-                Ok(Inputs { q: drawn.q.clone(), k: end(&drawn.k)?, v: end(&drawn.v)? })
+                Ok(Inputs { q: drawn.q.clone(), k: end(&drawn.k)?, v: end(&drawn.v)?, new: None })
             };
             let same = Expect::SameAs(Box::new((problem.clone(), ended_by(0.0)?)));
             runs.push(call(label, problem, ended_by(f64::NAN)?, same));
@@ -447,7 +454,7 @@ fn invisible_nan(dtype: Dtype, seed: u64) -> Runs {
         let drawn = Inputs::randn(&problem, seed)?;
         let begun_by = |filler: f64| -> Result<Inputs, TensorError> {
             let begin = |t: &Tensor| t.map(|i, x| if i[1] < 118 { filler } else { x });
-            Ok(Inputs { q: drawn.q.clone(), k: begin(&drawn.k)?, v: begin(&drawn.v)? })
+            Ok(Inputs { q: drawn.q.clone(), k: begin(&drawn.k)?, v: begin(&drawn.v)?, new: None })
         };
         let same = Expect::SameAs(Box::new((problem.clone(), begun_by(0.0)?)));
         runs.push(call("before the window", problem, begun_by(f64::NAN)?, same));
@@ -465,14 +472,17 @@ fn strided(dtype: Dtype, seed: u64) -> Runs {
             q: q.clone(),
             k: randn([2, 456, 2, head_dim], 1)?.step_by(1, 2)?,
             v: randn([2, 2, 228, head_dim], 2)?.transpose(1, 2)?,
+            new: None,
         };
         let expanded = Inputs {
             q,
             k: randn([2, 228, 1, head_dim], 3)?.expand(2, 2)?,
             v: randn([2, 228, 1, head_dim], 4)?.expand(2, 2)?,
+            new: None,
         };
         for (label, inputs) in [("every second key, values by head", layouts), ("an expanded head", expanded)] {
-            let copies = Inputs { q: inputs.q.contiguous()?, k: inputs.k.contiguous()?, v: inputs.v.contiguous()? };
+            let copies =
+                Inputs { q: inputs.q.contiguous()?, k: inputs.k.contiguous()?, v: inputs.v.contiguous()?, new: None };
             let same = Expect::SameAs(Box::new((problem.clone(), copies)));
             runs.push(call(label, problem.clone(), inputs, same));
         }
@@ -486,8 +496,12 @@ fn gqa(dtype: Dtype, seed: u64) -> Runs {
         let expanded = ProblemSpec { heads_q: 2 * ratio, heads_kv: 2 * ratio, ..crossing(head_dim, dtype) }.build()?;
         let problem = expanded.clone().into_spec().heads_kv(2).build()?;
         let inputs = Inputs::randn(&problem, seed)?;
-        let copies =
-            Inputs { q: inputs.q.clone(), k: inputs.k.repeat_each(2, ratio)?, v: inputs.v.repeat_each(2, ratio)? };
+        let copies = Inputs {
+            q: inputs.q.clone(),
+            k: inputs.k.repeat_each(2, ratio)?,
+            v: inputs.v.repeat_each(2, ratio)?,
+            new: None,
+        };
         runs.push(call(label, problem, inputs, Expect::SameAs(Box::new((expanded, copies)))));
     }
     Ok(runs)
@@ -547,6 +561,7 @@ impl Layer {
             q: self.tokens_first(self.q, "q", dtype)?,
             k: self.tokens_first(self.k, "k", dtype)?,
             v: self.tokens_first(self.v, "v", dtype)?,
+            new: None,
         })
     }
 
@@ -566,6 +581,49 @@ fn real_activations(dtype: Dtype, _: u64) -> Runs {
             Dtype::F16 | Dtype::Bf16 => Expect::Reference,
         };
         runs.push(call(layer.name, problem, layer.inputs(dtype)?, expect));
+    }
+    Ok(runs)
+}
+
+/// Each entry has its own number of keys: none, all that there is room for, up to a page's border and past it. They are in rows
+/// of their own, in rows that are named, or in pages; what is new is appended before, turned or not.
+fn cached(dtype: Dtype, seed: u64) -> Runs {
+    const CAPACITY: usize = 300;
+    let seqlens = |last| vec![0, 256, last];
+    let rows = || Cache { rows: 3, seqlens: Some(seqlens(300)), ..Cache::default() };
+    let pages = |size| {
+        let of_entry = CAPACITY.div_ceil(size);
+        let rows = 3 * of_entry + 2;
+        let table = (0..3 * of_entry).map(|index| (rows - 1 - index) as i32).collect();
+        Cache { rows, seqlens: Some(seqlens(257)), pages: Some(Pages { size, table }), ..Cache::default() }
+    };
+    let append = |cache: Cache, seqlen, rotary: Option<(usize, bool)>| {
+        let rotary = rotary.map(|(dim, interleaved)| Rotary { dim, interleaved, positions: CAPACITY + 20 });
+        Cache { append: Some(Append { seqlen, rotary }), ..cache }
+    };
+    let named = || Cache { rows: 5, seqlens: Some(seqlens(77)), batch_idx: Some(vec![4, 0, 2]), ..Cache::default() };
+    let caches = [
+        ("rows", 1, rows()),
+        ("rows", 70, rows()),
+        ("named rows", 5, named()),
+        ("pages of 1", 5, pages(1)),
+        ("pages of 16", 1, pages(16)),
+        ("pages of 64", 70, pages(64)),
+        ("pages of 100", 3, pages(100)),
+        ("pages of 256", 1, pages(256)),
+        ("a key appended to rows", 1, append(named(), 1, Some((64, false)))),
+        ("keys appended to pages", 20, append(pages(16), 20, None)),
+        ("keys appended to pages, pairs of neighbours turned", 5, append(pages(64), 7, Some((32, true)))),
+    ];
+    let mut runs = Vec::new();
+    for (index, (label, seqlen_q, cache)) in caches.into_iter().enumerate() {
+        for (mask, head_dim) in [(Mask::FULL, 64), (Mask::CAUSAL, 128), (Mask::window(60, 0), 72)] {
+            let (mut spec, heads_kv) = (ProblemSpec::new(3, 4, CAPACITY, head_dim), [1, 4, 2][index % 3]);
+            spec.seqlen_q = seqlen_q;
+            let problem = spec.heads_kv(heads_kv).mask(mask).dtype(dtype).cache(cache.clone()).build()?;
+            let inputs = unseen_as_nan(&problem, Inputs::randn(&problem, seed)?)?;
+            runs.push(call(label, problem, inputs, Expect::Reference));
+        }
     }
     Ok(runs)
 }
@@ -693,7 +751,7 @@ mod tests {
                 let bytes = t.storage().iter().copied().cycle().take(t.len() * t.dtype().bytes()).collect();
                 Tensor::from_bytes(t.dtype(), t.shape(), bytes)
             };
-            right(problem, &Inputs { q: dense(&inputs.q)?, k: dense(&inputs.k)?, v: dense(&inputs.v)? })
+            right(problem, &Inputs { q: dense(&inputs.q)?, k: dense(&inputs.k)?, v: dense(&inputs.v)?, new: None })
         };
         assert_eq!(failures(12, Dtype::F32, packed), 8);
     }

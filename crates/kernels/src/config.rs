@@ -3,6 +3,7 @@
 use ptx::{Kernel, KernelBuilder, Target};
 
 use crate::Dtype;
+use crate::cache::CacheCode;
 use crate::tile::{GROUP, SharedMemory};
 
 /// The sizes a kernel works in.
@@ -47,6 +48,8 @@ pub struct Config {
     pub tf32: bool,
     /// Whether the keys are split among several CTAs, whose results [`crate::combine`] joins.
     pub split: bool,
+    /// What of a cache of keys and values is in memory.
+    pub cache: CacheCode,
     /// Neighbouring elements, 1, 2, 4 or 8, that every tensor's rows can be accessed by; of [`crate::v2_tc`] and
     /// [`crate::v3`], the output's.
     pub vector: u32,

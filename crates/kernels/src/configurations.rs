@@ -2,6 +2,7 @@
 
 use ptx::{KernelError, Target};
 
+use crate::cache::CacheCode;
 use crate::config::{Config, Program};
 use crate::plan::{LaunchPlan, Options, plan_with};
 use crate::{Dtype, Layout, PlanError, Problem, Stratum, naive, v1, v2, v2_kt};
@@ -49,11 +50,18 @@ const ON_TENSOR_CORES: [(&str, &str); 8] = [
 ];
 
 /// For [`Stratum::V2Tc`] besides: a name, a problem, and the CTAs that keys are split among.
-const OF_V2_TC: [(&str, &str, u32); 6] = [
+const OF_V2_TC: [(&str, &str, u32); 9] = [
     ("f16_d96", "1x1x4096x96 f16", 1),
     ("f16_d33_dv40_causal", "1x2x200x33/40 f16 causal", 1),
     ("f16_d128_softcap_alibi", "1x1x4096x128 f16 softcap=30 alibi=0.5", 1),
     ("bf16_d128_decode", "1x8/2x1/8192x128 bf16", 8),
+    (
+        "bf16_d128_decode_pages",
+        "1x8/2x1/512x128 bf16 cache=2 page_size=256 cache_seqlens=400 block_table=1,0 append=1 rotary=128,512",
+        8,
+    ),
+    ("f16_d72_pages_of_16", "1x2x5/48x72 f16 window=40,0 cache=3 page_size=16 cache_seqlens=9 block_table=1,0,2", 1),
+    ("bf16_d33_rows", "1x2x5/48x33 bf16 causal cache=2 cache_seqlens=9 cache_batch_idx=1 append=5", 1),
     ("f32_d64", "1x1x4096x64", 1),
     ("f32_d128_causal", "1x1x4096x128 causal", 1),
 ];
@@ -82,6 +90,7 @@ pub fn configurations() -> Result<Vec<(String, Program)>, PlanError> {
                 alibi: false,
                 tf32: false,
                 split: false,
+                cache: CacheCode::default(),
                 vector,
                 piece: 2,
                 tiles,

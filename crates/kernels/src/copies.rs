@@ -87,6 +87,11 @@ impl Copies {
         k.target().supports(Feature::CpAsync) && self.piece >= 4
     }
 
+    /// From one of the thread's rows to the next, in slabs of the `index`-th width.
+    pub fn row_step(&self, index: usize) -> u32 {
+        self.lanes[index].row_step
+    }
+
     /// This thread's first row, and its column in bytes, in slabs of each width.
     #[track_caller]
     pub fn places(&self, k: &mut KernelBuilder) -> Vec<(Reg<U32>, Reg<U64>)> {

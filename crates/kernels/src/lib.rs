@@ -1,6 +1,8 @@
 //! The strata: one FlashAttention kernel per generation, and the f64 reference.
 
 pub mod accumulator;
+pub mod append;
+pub mod cache;
 pub mod cases;
 pub mod combine;
 pub mod config;
@@ -11,6 +13,7 @@ pub mod head;
 pub mod hopper;
 pub mod mma;
 pub mod naive;
+pub mod pages;
 pub mod plan;
 pub mod problem;
 pub mod reference;
@@ -28,6 +31,7 @@ pub mod v2_kt;
 pub mod v2_tc;
 pub mod v3;
 
+pub use cache::{Append, Cache, CacheError, New, Pages, Rotary};
 pub use config::{Config, Program, Tiles};
 pub use plan::{Buffers, Coverage, Layout, Options, Plan, PlanError, Stratum, configure, plan, plan_with};
 pub use problem::{CompulsoryBytes, Feature, Mask, ParseProblemError, Problem, ProblemError, ProblemSpec, Varlen};

@@ -9,9 +9,10 @@ use std::str::FromStr;
 use arch::{BlockResources, Sm, Target, occupancy};
 use ptx::{Argument, Kernel, KernelError, L2Promotion, Launch, Swizzle, TensorMap, TensorMapError};
 
+use crate::cache::{Append, Cache, Rotary};
 use crate::config::{Config, Program, Tiles};
 use crate::tile::{GROUP, SharedMemory};
-use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, combine, hopper, naive, v1, v2, v2_kt, v2_tc, v3};
+use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, append, combine, hopper, naive, v1, v2, v2_kt, v2_tc, v3};
 
 /// A generation of the attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -94,6 +95,7 @@ impl Stratum {
                     Feature::Softcap,
                     Feature::Alibi,
                     Feature::Varlen,
+                    Feature::KvCache,
                     Feature::Strided,
                 ],
             },
@@ -192,6 +194,8 @@ pub struct Layout {
     pub v: Strides,
     /// Of out.
     pub out: Strides,
+    /// Of the keys and the values that are appended to a cache.
+    pub new: [Strides; 2],
     /// A power of two that divides every tensor's address, in bytes.
     pub alignment: u64,
 }
@@ -200,16 +204,19 @@ impl Layout {
     /// Contiguous `[batch, seqlen, heads, dim]` tensors, or `[total, heads, dim]` of a packed batch, at addresses that are
     /// multiples of 16.
     pub fn contiguous(problem: &Problem) -> Layout {
-        let strides = |seqlen, heads, dim| {
-            let strides = Strides::bshd(seqlen, heads, dim);
-            if problem.varlen.is_some() { Strides { batch: 0, ..strides } } else { strides }
+        let strides = |shape: Vec<usize>| match shape[..] {
+            [_, seqlen, heads, dim] => Strides::bshd(seqlen, heads, dim),
+            [.., heads, dim] => Strides { batch: 0, ..Strides::bshd(0, heads, dim) },
+            _ => Strides { batch: 0, seq: 0, head: 0 },
         };
-        let (q, k) = (problem.seqlen_q, problem.seqlen_k);
+        let appended = problem.cache.as_ref().map_or(0, Cache::appended);
+        let new = [problem.head_dim, problem.head_dim_v].map(|dim| Strides::bshd(appended, problem.heads_kv, dim));
         Layout {
-            q: strides(q, problem.heads_q, problem.head_dim),
-            k: strides(k, problem.heads_kv, problem.head_dim),
-            v: strides(k, problem.heads_kv, problem.head_dim_v),
-            out: strides(q, problem.heads_q, problem.head_dim_v),
+            q: strides(problem.q_shape()),
+            k: strides(problem.k_shape()),
+            v: strides(problem.v_shape()),
+            out: strides(problem.out_shape()),
+            new,
             alignment: 16,
         }
     }
@@ -225,6 +232,11 @@ impl Layout {
             *strides = tensor.attention_strides().unwrap_or(*strides);
             let offset = tensor.offset() as u64 * tensor.dtype().bytes() as u64;
             layout.alignment = 1 << (layout.alignment | offset).trailing_zeros();
+        }
+        if let Some(new) = &inputs.new {
+            for (strides, tensor) in layout.new.iter_mut().zip([&new.k, &new.v]) {
+                *strides = tensor.attention_strides().unwrap_or(*strides);
+            }
         }
         Ok(layout)
     }
@@ -257,10 +269,12 @@ impl Layout {
 
     /// Of each input, its strides, rows, heads and columns.
     fn inputs(&self, problem: &Problem) -> [(Strides, usize, usize, usize); 3] {
+        // A stride between pages, or rows that are named, is taken however few there are.
+        let keys = if problem.cache.is_some() { usize::MAX } else { problem.seqlen_k };
         [
             (self.q, problem.seqlen_q, problem.heads_q, problem.head_dim),
-            (self.k, problem.seqlen_k, problem.heads_kv, problem.head_dim),
-            (self.v, problem.seqlen_k, problem.heads_kv, problem.head_dim_v),
+            (self.k, keys, problem.heads_kv, problem.head_dim),
+            (self.v, keys, problem.heads_kv, problem.head_dim_v),
         ]
     }
 
@@ -271,12 +285,9 @@ impl Layout {
             let elements = u64::from(*elements);
             self.alignment.is_multiple_of(elements * bytes)
                 && tensors.iter().all(|&(strides, seqlen, heads, dim)| {
-                    let steps = [
-                        (strides.batch, problem.batch),
-                        (strides.seq, seqlen),
-                        (strides.head, heads),
-                        (dim, usize::MAX),
-                    ];
+                    let batch = if seqlen == usize::MAX { usize::MAX } else { problem.batch };
+                    let steps =
+                        [(strides.batch, batch), (strides.seq, seqlen), (strides.head, heads), (dim, usize::MAX)];
                     steps.into_iter().all(|(stride, extent)| extent <= 1 || (stride as u64).is_multiple_of(elements))
                 })
         };
@@ -303,6 +314,20 @@ pub enum Buffer {
     CuSeqlensK,
     /// ALiBi's slopes.
     AlibiSlopes,
+    /// Keys and values to append to a cache.
+    KNew,
+    /// See [`Buffer::KNew`].
+    VNew,
+    /// Cosines of the angles that new keys and queries are turned by.
+    RotaryCos,
+    /// Their sines.
+    RotarySin,
+    /// How many keys each entry has in a cache.
+    CacheSeqlens,
+    /// In which row of a cache each entry's are.
+    CacheBatchIdx,
+    /// Which pages each entry's are in.
+    BlockTable,
     /// One of [`Plan::workspaces`].
     Workspace(usize),
 }
@@ -354,6 +379,20 @@ pub struct Buffers {
     pub cu_seqlens_k: u64,
     /// `alibi_slopes`, f32.
     pub alibi_slopes: u64,
+    /// The first key to append.
+    pub k_new: u64,
+    /// The first value to append.
+    pub v_new: u64,
+    /// `rotary_cos`.
+    pub rotary_cos: u64,
+    /// `rotary_sin`.
+    pub rotary_sin: u64,
+    /// `cache_seqlens`, 32-bit integers.
+    pub cache_seqlens: u64,
+    /// `cache_batch_idx`, 32-bit integers.
+    pub cache_batch_idx: u64,
+    /// `block_table`, 32-bit integers.
+    pub block_table: u64,
     /// One per [`Plan::workspaces`], each a multiple of 16.
     pub workspaces: Vec<u64>,
 }
@@ -370,6 +409,13 @@ impl Buffers {
             Buffer::CuSeqlensQ => self.cu_seqlens_q,
             Buffer::CuSeqlensK => self.cu_seqlens_k,
             Buffer::AlibiSlopes => self.alibi_slopes,
+            Buffer::KNew => self.k_new,
+            Buffer::VNew => self.v_new,
+            Buffer::RotaryCos => self.rotary_cos,
+            Buffer::RotarySin => self.rotary_sin,
+            Buffer::CacheSeqlens => self.cache_seqlens,
+            Buffer::CacheBatchIdx => self.cache_batch_idx,
+            Buffer::BlockTable => self.block_table,
             Buffer::Workspace(index) => self.workspaces.get(index).copied().unwrap_or(0),
         }
     }
@@ -724,6 +770,7 @@ pub fn configure(
         grouped: stratum == Stratum::V2Tc && v2_tc::shares_heads(problem),
         tf32: options.tf32,
         split: false,
+        cache: problem.cache.as_ref().map_or_else(Default::default, Cache::code),
         softcap: problem.softcap.is_some(),
         alibi: problem.alibi_slopes.is_some(),
         vector: match stratum {
@@ -851,7 +898,11 @@ impl Planner<'_> {
 
     fn v2_tc(&mut self, options: &Options) -> Result<(), PlanError> {
         let (problem, sm) = (self.problem, self.config.target.sm());
-        let tensors = [self.q()?, self.k()?, self.v()?].concat();
+        let q = match problem.cache.as_ref().and_then(|cache| cache.append) {
+            Some(append) => self.append(append)?,
+            None => self.q()?,
+        };
+        let tensors = [q, self.k()?, self.v()?].concat();
         let largest = || arch::GPUS.iter().filter(|gpu| gpu.sm == sm).map(|gpu| gpu.sm_count).max();
         let multiprocessors = options.multiprocessors.or_else(largest).unwrap_or(1);
         let splits = options.splits.unwrap_or_else(|| v2_tc::splits(problem, &self.config, multiprocessors));
@@ -882,6 +933,53 @@ impl Planner<'_> {
             arguments.extend([ArgRef::Buffer(Buffer::CuSeqlensQ), ArgRef::U32(problem.total_q() as u32)]);
         }
         self.launch(combine::combine, Heads::Query, self.query_blocks(combine::ROWS), arguments)
+    }
+
+    /// Appends to the cache before anything is read; gives the queries, turned or as they are.
+    fn append(&mut self, append: Append) -> Result<Vec<ArgRef>, PlanError> {
+        let problem = self.problem;
+        let new_rows = append.seqlen * problem.heads_kv;
+        let mut arguments = vec![ArgRef::U32(new_rows as u32), ArgRef::U32(problem.heads_kv as u32)];
+        arguments.push(ArgRef::Buffer(Buffer::CacheSeqlens));
+        arguments.extend(self.places());
+        for (buffer, name, strides) in
+            [(Buffer::KNew, "k_new", self.layout.new[0]), (Buffer::VNew, "v_new", self.layout.new[1])]
+        {
+            arguments.extend(self.tensor(buffer, name, strides)?);
+        }
+        arguments.extend([self.k()?, self.v()?].concat());
+        let (mut rows, mut queries) = (new_rows as u64, self.q()?);
+        if let Some(Rotary { positions, .. }) = append.rotary {
+            let q_rows = problem.seqlen_q * problem.heads_q;
+            let row = (problem.head_dim * problem.dtype.bytes()) as u128;
+            let of_entry = row * q_rows as u128;
+            let turned = self.workspace("q_turned", &[of_entry, problem.batch as u128])?;
+            let turned = tensor(turned, "q_turned", [of_entry, row, row * problem.heads_q as u128])?;
+            arguments.extend([Buffer::RotaryCos, Buffer::RotarySin].map(ArgRef::Buffer));
+            arguments.extend([positions, q_rows, problem.heads_q].map(|value| ArgRef::U32(value as u32)));
+            arguments.extend(std::mem::replace(&mut queries, turned.clone()));
+            arguments.extend(turned);
+            rows += q_rows as u64;
+        }
+        if i32::try_from(rows).is_err() {
+            return Err(PlanError::Grid { ctas: rows.into() });
+        }
+        self.launch(append::append, Heads::All, rows.div_ceil(append::ROWS.into()), arguments)?;
+        Ok(queries)
+    }
+
+    /// Which rows or pages of a cache each entry's keys are in.
+    fn places(&self) -> Vec<ArgRef> {
+        let Some(cache) = &self.problem.cache else { return Vec::new() };
+        let mut places = Vec::new();
+        if cache.batch_idx.is_some() {
+            places.push(ArgRef::Buffer(Buffer::CacheBatchIdx));
+        }
+        if cache.pages.is_some() {
+            let of_entry = cache.pages_of_entry(self.problem.batch);
+            places.extend([ArgRef::Buffer(Buffer::BlockTable), ArgRef::U32(of_entry as u32)]);
+        }
+        places
     }
 
     /// The output and the logarithms.
@@ -961,6 +1059,10 @@ impl Planner<'_> {
         if config.varlen {
             arguments.extend([ArgRef::Buffer(Buffer::CuSeqlensQ), ArgRef::Buffer(Buffer::CuSeqlensK)]);
         }
+        if let Some(cache) = problem.cache.as_ref().filter(|_| config.cache.lengths) {
+            arguments.extend([ArgRef::Buffer(Buffer::CacheSeqlens), ArgRef::S32(cache.appended() as i32)]);
+        }
+        arguments.extend(self.places());
         if config.window {
             // Positions add up to less than the lengths together: a side that is further away is unbounded.
             let most = (problem.seqlen_q + problem.seqlen_k).min(PACKED_END as usize);
@@ -1091,6 +1193,7 @@ impl Planner<'_> {
         let (heads, group) = match heads {
             Heads::Query => (problem.heads_q, problem.group()),
             Heads::Key => (problem.heads_kv, 1),
+            Heads::All => (1, problem.heads_q),
         };
         let ctas = problem.batch as u128 * heads as u128 * u128::from(blocks);
         let Some(grid) = i32::try_from(ctas).ok().map(|ctas| ctas as u32) else {
@@ -1132,6 +1235,8 @@ impl Planner<'_> {
 enum Heads {
     Query,
     Key,
+    /// Over none: CTAs have rows of all heads.
+    All,
 }
 
 /// A tensor's arguments: its address, and its strides by batch entry, head and row in bytes.

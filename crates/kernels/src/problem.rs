@@ -8,6 +8,7 @@ use std::ops::{Deref, Range};
 use std::str::FromStr;
 
 use crate::Dtype;
+use crate::cache::{Append, Cache, CacheError, Pages, Rotary};
 
 /// The largest `head_dim` and `head_dim_v`.
 pub const MAX_HEAD_DIM: usize = 256;
@@ -75,7 +76,7 @@ fn side(bound: Option<usize>) -> i64 {
 }
 
 /// Where each sequence of a packed batch begins: `cu_seqlens_q` and `cu_seqlens_k`, `batch + 1` entries each.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Varlen {
     /// Token offsets of the queries; starts at 0, never decreases.
     pub cu_seqlens_q: Vec<i32>,
@@ -102,6 +103,8 @@ pub enum Feature {
     Alibi,
     /// Sequences of different lengths, packed.
     Varlen,
+    /// A cache of keys and values, whose lengths are in memory, in pages or rows of their own.
+    KvCache,
     /// Inputs that are not contiguous `[batch, seqlen, heads, dim]`.
     Strided,
 }
@@ -117,6 +120,7 @@ impl fmt::Display for Feature {
             Feature::Softcap => "softcap",
             Feature::Alibi => "alibi",
             Feature::Varlen => "varlen",
+            Feature::KvCache => "kv_cache",
             Feature::Strided => "strided",
         })
     }
@@ -130,6 +134,9 @@ impl fmt::Display for Feature {
 /// `D` `head_dim/head_dim_v`. The options, separated by spaces, are `f32`, `f16` or `bf16`, `causal`,
 /// `window=LEFT,RIGHT` (negative: unbounded), `scale=X`, `softcap=X`, `alibi=X,...` and
 /// `cu_seqlens_q=N,...` with `cu_seqlens_k=N,...`. Printing gives the shortest such text.
+///
+/// Of a [`Cache`]: `cache=ROWS`, and then `page_size=N`, `cache_seqlens=N,...`, `cache_batch_idx=N,...`, `block_table=N,...`,
+/// `append=N` and `rotary=DIM,POSITIONS` or `rotary_interleaved=DIM,POSITIONS`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProblemSpec {
     /// Batch entries; may be 0.
@@ -158,6 +165,8 @@ pub struct ProblemSpec {
     pub alibi_slopes: Option<Vec<f32>>,
     /// The packed sequences' offsets.
     pub varlen: Option<Varlen>,
+    /// That k and v are a cache.
+    pub cache: Option<Cache>,
 }
 
 impl ProblemSpec {
@@ -177,6 +186,7 @@ impl ProblemSpec {
             softcap: None,
             alibi_slopes: None,
             varlen: None,
+            cache: None,
         }
     }
 
@@ -240,6 +250,11 @@ impl ProblemSpec {
         ProblemSpec { alibi_slopes: Some(slopes), ..self }
     }
 
+    /// Keys and values that are a cache.
+    pub fn cache(self, cache: Cache) -> ProblemSpec {
+        ProblemSpec { cache: Some(cache), ..self }
+    }
+
     /// Checks every value.
     ///
     /// # Errors
@@ -248,6 +263,9 @@ impl ProblemSpec {
         self.check_extents()?;
         self.check_values()?;
         self.check_varlen()?;
+        if let Some(cache) = &self.cache {
+            cache.check(&self)?;
+        }
         self.check_sizes()?;
         Ok(Problem(self))
     }
@@ -340,10 +358,32 @@ impl ProblemSpec {
     }
 
     fn key_tokens(&self) -> usize {
-        match &self.varlen {
-            Some(varlen) => varlen.cu_seqlens_k.last().map_or(0, |&end| end as usize),
-            None => self.batch * self.seqlen_k,
+        match (&self.cache, &self.varlen) {
+            (Some(cache), _) => cache.rows * self.cache_row(cache),
+            (None, Some(varlen)) => varlen.cu_seqlens_k.last().map_or(0, |&end| end as usize),
+            (None, None) => self.batch * self.seqlen_k,
         }
+    }
+
+    /// Keys of a row of a cache, or of a page.
+    fn cache_row(&self, cache: &Cache) -> usize {
+        cache.pages.as_ref().map_or(self.seqlen_k, |pages| pages.size)
+    }
+
+    /// The keys of an entry where a cache does not say.
+    pub(crate) fn keys_otherwise(&self, entry: usize) -> usize {
+        match &self.varlen {
+            Some(varlen) => packed(&varlen.cu_seqlens_k, entry).len(),
+            None => self.seqlen_k,
+        }
+    }
+}
+
+/// The tokens of an entry of a packed batch; none when there is no such entry.
+fn packed(cu_seqlens: &[i32], entry: usize) -> Range<usize> {
+    match cu_seqlens.get(entry..).unwrap_or_default() {
+        [start, end, ..] => *start as usize..*end as usize,
+        _ => 0..0,
     }
 }
 
@@ -384,6 +424,11 @@ impl Problem {
         self.softmax_scale.map_or(1.0 / (self.head_dim as f64).sqrt(), f64::from)
     }
 
+    /// How new keys and queries are turned.
+    pub fn rotary(&self) -> Option<Rotary> {
+        self.cache.as_ref().and_then(Cache::rotary)
+    }
+
     /// Query heads per KV head.
     pub fn group(&self) -> usize {
         self.heads_q / self.heads_kv
@@ -394,18 +439,21 @@ impl Problem {
         head / self.group()
     }
 
-    /// Token ranges of batch entry `entry`'s queries and keys in the packed tensors; in unpacked ones, from 0.
+    /// Token ranges of batch entry `entry`'s queries and keys in the packed tensors; in unpacked ones, and of keys in a cache,
+    /// from 0.
     ///
     /// Empty when there is no such entry.
     pub fn tokens(&self, entry: usize) -> (Range<usize>, Range<usize>) {
-        let packed = |cu: &[i32]| match cu.get(entry..).unwrap_or_default() {
-            [start, end, ..] => *start as usize..*end as usize,
-            _ => 0..0,
+        if entry >= self.batch {
+            return (0..0, 0..0);
+        }
+        let (queries, keys) = match &self.varlen {
+            Some(varlen) => (packed(&varlen.cu_seqlens_q, entry), packed(&varlen.cu_seqlens_k, entry)),
+            None => (0..self.seqlen_q, 0..self.seqlen_k),
         };
-        match &self.varlen {
-            Some(varlen) => (packed(&varlen.cu_seqlens_q), packed(&varlen.cu_seqlens_k)),
-            None if entry < self.batch => (0..self.seqlen_q, 0..self.seqlen_k),
-            None => (0..0, 0..0),
+        match &self.cache {
+            Some(cache) => (queries, 0..cache.keys(entry, keys.len())),
+            None => (queries, keys),
         }
     }
 
@@ -433,7 +481,7 @@ impl Problem {
         self.query_tokens()
     }
 
-    /// Keys of all entries together (`total_k`).
+    /// Keys of all entries together (`total_k`); of a cache, those that there is room for.
     pub fn total_k(&self) -> usize {
         self.key_tokens()
     }
@@ -443,14 +491,21 @@ impl Problem {
         self.shape(self.seqlen_q, self.total_q(), self.heads_q, self.head_dim)
     }
 
-    /// `[batch, seqlen_k, heads_kv, head_dim]`, or `[total_k, heads_kv, head_dim]` when packed.
+    /// `[batch, seqlen_k, heads_kv, head_dim]`, or `[total_k, heads_kv, head_dim]` when packed; of a [`Cache`] as it says.
     pub fn k_shape(&self) -> Vec<usize> {
-        self.shape(self.seqlen_k, self.total_k(), self.heads_kv, self.head_dim)
+        self.key_shape(self.head_dim)
     }
 
-    /// `[batch, seqlen_k, heads_kv, head_dim_v]`, or `[total_k, heads_kv, head_dim_v]` when packed.
+    /// `[batch, seqlen_k, heads_kv, head_dim_v]`, or `[total_k, heads_kv, head_dim_v]` when packed; of a [`Cache`] as it says.
     pub fn v_shape(&self) -> Vec<usize> {
-        self.shape(self.seqlen_k, self.total_k(), self.heads_kv, self.head_dim_v)
+        self.key_shape(self.head_dim_v)
+    }
+
+    fn key_shape(&self, dim: usize) -> Vec<usize> {
+        match &self.cache {
+            Some(cache) => vec![cache.rows, self.cache_row(cache), self.heads_kv, dim],
+            None => self.shape(self.seqlen_k, self.total_k(), self.heads_kv, dim),
+        }
     }
 
     /// `[batch, seqlen_q, heads_q, head_dim_v]`, or `[total_q, heads_q, head_dim_v]` when packed.
@@ -507,9 +562,9 @@ impl Problem {
     }
 
     fn sum_over_entries(&self, of: impl Fn((usize, usize)) -> u128) -> u128 {
-        match self.varlen {
-            Some(_) => (0..self.batch).map(|entry| of(self.lengths(entry))).sum(),
-            None => self.batch as u128 * of((self.seqlen_q, self.seqlen_k)),
+        match self.varlen.is_some() || self.cache.is_some() {
+            true => (0..self.batch).map(|entry| of(self.lengths(entry))).sum(),
+            false => self.batch as u128 * of((self.seqlen_q, self.seqlen_k)),
         }
     }
 
@@ -524,6 +579,7 @@ impl Problem {
             (Feature::Softcap, self.softcap.is_some()),
             (Feature::Alibi, self.alibi_slopes.is_some()),
             (Feature::Varlen, self.varlen.is_some()),
+            (Feature::KvCache, self.cache.is_some()),
         ];
         needs.into_iter().filter(|(_, needed)| *needed).map(|(feature, _)| feature).collect()
     }
@@ -567,11 +623,14 @@ impl fmt::Display for ProblemSpec {
             write!(f, " cu_seqlens_q={}", join(&varlen.cu_seqlens_q))?;
             write!(f, " cu_seqlens_k={}", join(&varlen.cu_seqlens_k))?;
         }
+        if let Some(cache) = &self.cache {
+            cache.fmt(f)?;
+        }
         Ok(())
     }
 }
 
-fn join<T: fmt::Display>(values: &[T]) -> String {
+pub(crate) fn join<T: fmt::Display>(values: &[T]) -> String {
     values.iter().map(T::to_string).collect::<Vec<_>>().join(",")
 }
 
@@ -600,6 +659,7 @@ impl FromStr for ProblemSpec {
                 .heads_kv(heads_kv)
                 .head_dim_v(head_dim_v);
         let (mut cu_seqlens_q, mut cu_seqlens_k) = (None, None);
+        let (mut page_size, mut block_table) = (None, None);
         for word in words {
             match word.split_once('=') {
                 None if word == "causal" => spec = spec.causal(),
@@ -616,6 +676,13 @@ impl FromStr for ProblemSpec {
                 Some(("alibi", slopes)) => spec = spec.alibi_slopes(values("alibi", slopes)?),
                 Some(("cu_seqlens_q", cu)) => cu_seqlens_q = Some(values("cu_seqlens_q", cu)?),
                 Some(("cu_seqlens_k", cu)) => cu_seqlens_k = Some(values("cu_seqlens_k", cu)?),
+                Some(("cache", rows)) => spec = spec.cache(Cache { rows: value("cache", rows)?, ..Cache::default() }),
+                Some(("page_size", size)) => page_size = Some(value("page_size", size)?),
+                Some(("block_table", table)) => block_table = Some(list("block_table", table)?),
+                Some((option, text)) if spec.cache.is_some() => {
+                    let cache = spec.cache.get_or_insert_default();
+                    cache_option(cache, option, text)?.ok_or(ParseProblemError::Option { text: word.to_string() })?;
+                }
                 Some(_) => return Err(ParseProblemError::Option { text: word.to_string() }),
             }
         }
@@ -625,8 +692,44 @@ impl FromStr for ProblemSpec {
             (Some(_), None) => return Err(ParseProblemError::Alone { given: "cu_seqlens_q", missing: "cu_seqlens_k" }),
             (None, Some(_)) => return Err(ParseProblemError::Alone { given: "cu_seqlens_k", missing: "cu_seqlens_q" }),
         };
+        let pages = match (page_size, block_table) {
+            (None, None) => return Ok(spec),
+            (Some(size), Some(table)) => Some(Pages { size, table }),
+            (Some(_), None) => return Err(ParseProblemError::Alone { given: "page_size", missing: "block_table" }),
+            (None, Some(_)) => return Err(ParseProblemError::Alone { given: "block_table", missing: "page_size" }),
+        };
+        match &mut spec.cache {
+            Some(cache) => cache.pages = pages,
+            None => return Err(ParseProblemError::Alone { given: "block_table", missing: "cache" }),
+        }
         Ok(spec)
     }
+}
+
+/// Takes in an option of a cache; `None` when it is none.
+fn cache_option(cache: &mut Cache, option: &str, text: &str) -> Result<Option<()>, ParseProblemError> {
+    match option {
+        "cache_seqlens" => cache.seqlens = Some(list("cache_seqlens", text)?),
+        "cache_batch_idx" => cache.batch_idx = Some(list("cache_batch_idx", text)?),
+        "append" => {
+            let rotary = cache.rotary();
+            cache.append = Some(Append { seqlen: value("append", text)?, rotary });
+        }
+        "rotary" | "rotary_interleaved" => match (&values::<usize>("rotary", text)?[..], &mut cache.append) {
+            (&[dim, positions], Some(append)) => {
+                append.rotary = Some(Rotary { dim, positions, interleaved: option == "rotary_interleaved" });
+            }
+            (_, None) => return Err(ParseProblemError::Alone { given: "rotary", missing: "append" }),
+            _ => return Err(ParseProblemError::Value { argument: "rotary", text: text.to_string() }),
+        },
+        _ => return Ok(None),
+    }
+    Ok(Some(()))
+}
+
+/// The same as [`values`], of which there may be none.
+fn list<T: FromStr>(argument: &'static str, text: &str) -> Result<Vec<T>, ParseProblemError> {
+    if text.is_empty() { Ok(Vec::new()) } else { values(argument, text) }
 }
 
 fn value<T: FromStr>(argument: &'static str, text: &str) -> Result<T, ParseProblemError> {
@@ -735,6 +838,9 @@ pub enum ProblemError {
         /// Its length.
         length: usize,
     },
+    /// A cache that no call can have.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// A tensor whose bytes do not fit 63 bits.
     #[error("{argument} would be {bytes} bytes: a tensor must be at most {} bytes", i64::MAX)]
     TensorSize {
@@ -768,14 +874,14 @@ pub enum ParseProblemError {
     /// A word that is no option.
     #[error(
         "`{text}` is no option of a problem: allowed are f32, f16, bf16, causal, window=LEFT,RIGHT, scale=X, \
-         softcap=X, alibi=X,..., cu_seqlens_q=N,... and cu_seqlens_k=N,..."
+         softcap=X, alibi=X,..., cu_seqlens_q=N,... and cu_seqlens_k=N,..., and of a cache cache=N and what follows it"
     )]
     Option {
         /// What it was.
         text: String,
     },
     /// One of two options that belong together.
-    #[error("{given} is given without {missing}: a packed batch needs both")]
+    #[error("{given} is given without {missing}: it takes both")]
     Alone {
         /// The one that is there.
         given: &'static str,
@@ -792,7 +898,11 @@ fn expected(argument: &str) -> &'static str {
         "window" => "two integers LEFT,RIGHT (negative: unbounded)",
         "scale" | "softcap" => "a number",
         "alibi" => "numbers separated by commas",
-        "cu_seqlens_q" | "cu_seqlens_k" => "32-bit integers separated by commas",
+        "cu_seqlens_q" | "cu_seqlens_k" | "cache_seqlens" | "cache_batch_idx" | "block_table" => {
+            "32-bit integers separated by commas"
+        }
+        "rotary" => "two integers DIM,POSITIONS",
+        "cache" | "page_size" | "append" => "a non-negative integer",
         "batch" => "a non-negative integer",
         _ => "a non-negative integer, or two with a / between them",
     }

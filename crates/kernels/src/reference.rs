@@ -5,6 +5,7 @@ use std::ops::{Add, Mul, Range};
 
 use rayon::prelude::*;
 
+use crate::cache::without_cache;
 use crate::{InputError, Inputs, Problem, Tensor};
 
 /// Attention of one query head of one batch entry.
@@ -165,6 +166,10 @@ fn compute<T: Element>(
     row: impl Fn(&Problem, &Head<T>, usize, Range<usize>, &mut Vec<T>, &mut [f64]) -> f64 + Sync,
 ) -> Result<Vec<HeadOutput>, InputError> {
     inputs.check(problem)?;
+    if problem.cache.is_some() {
+        let (problem, inputs) = without_cache(problem, inputs)?;
+        return compute(&problem, &inputs, heads, row);
+    }
     let dim = problem.head_dim_v;
     heads.iter().try_for_each(|(entry, head)| problem.check_head(*entry, *head))?;
     let one = |&(entry, head): &(usize, usize)| {

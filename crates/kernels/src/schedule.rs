@@ -29,6 +29,12 @@ pub struct Schedule {
     splits: Option<Reg<U32>>,
     /// Where each sequence begins, of queries and of keys.
     cu_seqlens: Option<[Reg<U64>; 2]>,
+    /// Of a cache, how many keys each sequence has, and how many more were appended.
+    cache_seqlens: Option<(Reg<U64>, Reg<S32>)>,
+    /// Of a cache, which row each sequence's keys are in.
+    cache_batch_idx: Option<Reg<U64>>,
+    /// Of pages, which each sequence's keys are in, and how many entries of the table a sequence has.
+    block_table: Option<(Reg<U64>, Reg<U32>)>,
     left: Option<Reg<S32>>,
     right: Option<Reg<S32>>,
     block_q: u32,
@@ -56,6 +62,10 @@ pub struct Work {
     pub first_q: Option<Reg<S32>>,
     /// The first key of the sequence among all of a packed batch.
     pub first_k: Option<Reg<S32>>,
+    /// The row of k and v along their first dimension that the sequence's keys are in.
+    pub batch_k: Reg<U32>,
+    /// Of pages, where those of the sequence are named.
+    pub pages: Option<Reg<U64>>,
     /// The tile's first row among those of its sequence: its first query, unless rows are those of several heads.
     pub row: Reg<S32>,
     /// `seqlen_k - seqlen_q`: how far the diagonal is to the right.
@@ -76,7 +86,8 @@ pub struct Work {
 
 impl Schedule {
     /// Declares `seqlen_q`, `seqlen_k`, `heads`, `group`, `blocks`, `tiles`, `heads_in_all`, `section`; of split keys
-    /// `splits`; of a packed batch `cu_seqlens_q` and `cu_seqlens_k`; of a window `left` and `right`.
+    /// `splits`; of a packed batch `cu_seqlens_q` and `cu_seqlens_k`; of a cache `cache_seqlens` and `appended`,
+    /// `cache_batch_idx`, `block_table` and `pages_of_entry`; of a window `left` and `right`.
     #[track_caller]
     pub fn new(k: &mut KernelBuilder, config: &Config) -> Self {
         k.at(Location::caller(), |k| {
@@ -87,6 +98,11 @@ impl Schedule {
             let splits = config.split.then(|| k.param("splits"));
             let cu_seqlens =
                 config.varlen.then(|| [k.pointer_param("cu_seqlens_q", 4), k.pointer_param("cu_seqlens_k", 4)]);
+            let cache_seqlens =
+                config.cache.lengths.then(|| (k.pointer_param("cache_seqlens", 4), k.param("appended")));
+            let cache_batch_idx = config.cache.indexed.then(|| k.pointer_param("cache_batch_idx", 4));
+            let pages = config.cache.page_size;
+            let block_table = pages.map(|_| (k.pointer_param("block_table", 4), k.param("pages_of_entry")));
             let (left, right) = match (config.window, config.causal) {
                 (true, _) => (Some(k.param("left")), Some(k.param("right"))),
                 (false, true) => (None, Some(k.mov(0))),
@@ -104,6 +120,9 @@ impl Schedule {
                 seqlen_k,
                 splits,
                 cu_seqlens,
+                cache_seqlens,
+                cache_batch_idx,
+                block_table,
                 left,
                 right,
                 block_q,
@@ -175,6 +194,25 @@ impl Schedule {
                 });
                 (seqlen_q, seqlen_k, first) = (q.1, kv.1, Some([q.0, kv.0]));
             }
+            if let Some((cache_seqlens, appended)) = self.cache_seqlens {
+                let place = k.mad_wide(batch, 4, cache_seqlens);
+                let before = k.ld::<S32, _>(Pointer::<Global>::at(place));
+                // No more than there is room for, whatever memory says.
+                let length = k.add(before, appended);
+                let length = k.min(length, self.seqlen_k);
+                seqlen_k = k.max(length, 0);
+            }
+            let batch_k = match self.cache_batch_idx {
+                None => batch,
+                Some(cache_batch_idx) => {
+                    let place = k.mad_wide(batch, 4, cache_batch_idx);
+                    k.ld::<U32, _>(Pointer::<Global>::at(place))
+                }
+            };
+            let pages = self.block_table.map(|(table, pages_of_entry)| {
+                let row = k.mul_wide(batch, pages_of_entry);
+                k.mad(row, 4, table)
+            });
             let diagonal = k.sub(seqlen_k, seqlen_q);
 
             // The tile's queries; none where the sequence has ended.
@@ -237,6 +275,8 @@ impl Schedule {
                 seqlen_k,
                 first_q: first.map(|[q, _]| q),
                 first_k: first.map(|[_, kv]| kv),
+                batch_k,
+                pages,
                 row,
                 diagonal,
                 origin,

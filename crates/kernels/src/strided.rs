@@ -36,6 +36,15 @@ impl Strided {
         })
     }
 
+    /// What is so many batch entries, or pages, further on than `first`.
+    #[track_caller]
+    pub fn of_batch(&self, k: &mut KernelBuilder, first: Reg<U64>, batch: Reg<U32>) -> Reg<U64> {
+        k.at(Location::caller(), |k| {
+            let batch = k.cvt::<U64, _>(batch);
+            k.mad(batch, self.batch, first)
+        })
+    }
+
     /// The address of a row, of those that begin at `first`; the row is not negative.
     #[track_caller]
     pub fn of_row(&self, k: &mut KernelBuilder, first: Reg<U64>, row: Reg<S32>) -> Reg<U64> {

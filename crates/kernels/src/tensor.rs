@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::cache::New;
 use crate::reference::{HeadOutput, all_heads};
 use crate::{Feature, Problem};
 
@@ -537,6 +538,8 @@ pub struct Inputs {
     pub k: Tensor,
     /// `[batch, seqlen_k, heads_kv, head_dim_v]`, or packed.
     pub v: Tensor,
+    /// What is appended to a cache before.
+    pub new: Option<New>,
 }
 
 impl Problem {
@@ -555,7 +558,12 @@ impl Inputs {
     pub fn randn(problem: &Problem, seed: u64) -> Result<Inputs, TensorError> {
         let randn =
             |shape: Vec<usize>, stream| Tensor::randn(problem.dtype, &shape, seed.wrapping_mul(3).wrapping_add(stream));
-        Ok(Inputs { q: randn(problem.q_shape(), 0)?, k: randn(problem.k_shape(), 1)?, v: randn(problem.v_shape(), 2)? })
+        Ok(Inputs {
+            q: randn(problem.q_shape(), 0)?,
+            k: randn(problem.k_shape(), 1)?,
+            v: randn(problem.v_shape(), 2)?,
+            new: New::randn(problem, seed)?,
+        })
     }
 
     /// Whether these are tensors that `problem` describes. A packed tensor may hold more tokens than `cu_seqlens` use.
@@ -563,13 +571,24 @@ impl Inputs {
     /// # Errors
     /// The first tensor of a wrong type, shape or layout.
     pub fn check(&self, problem: &Problem) -> Result<(), InputError> {
-        let inputs =
-            [("q", &self.q, problem.q_shape()), ("k", &self.k, problem.k_shape()), ("v", &self.v, problem.v_shape())];
+        let mut inputs = vec![
+            ("q", &self.q, problem.q_shape()),
+            ("k", &self.k, problem.k_shape()),
+            ("v", &self.v, problem.v_shape()),
+        ];
+        let appends = problem.cache.as_ref().is_some_and(|cache| cache.append.is_some());
+        match &self.new {
+            Some(new) if appends && new.rotary.is_some() >= problem.rotary().is_some() => {
+                inputs.extend(new.expected(problem));
+            }
+            _ if appends => return Err(InputError::NothingNew),
+            _ => {}
+        }
         for (argument, tensor, expected) in inputs {
             if tensor.dtype != problem.dtype {
                 return Err(InputError::Dtype { argument, dtype: tensor.dtype, expected: problem.dtype });
             }
-            let (shape, packed) = (tensor.shape(), problem.varlen.is_some());
+            let (shape, packed) = (tensor.shape(), problem.varlen.is_some() && expected.len() == 3);
             if packed && shape.len() == expected.len() && shape[0] < expected[0] {
                 return Err(InputError::CuSeqlensEnd { argument, end: expected[0], tokens: shape[0] });
             }
@@ -577,7 +596,8 @@ impl Inputs {
             if shape.len() != expected.len() || shape[first..] != expected[first..] {
                 return Err(InputError::Shape { argument, shape: shape.to_vec(), expected });
             }
-            if tensor.attention_strides().is_none() {
+            let is_turned = expected.len() == 2;
+            if !is_turned && tensor.attention_strides().is_none() || is_turned && !tensor.is_contiguous() {
                 let stride = tensor.strides.last().copied().unwrap_or(0);
                 return Err(InputError::LastStride { argument, stride });
             }
@@ -729,6 +749,9 @@ pub enum InputError {
         /// Its last stride.
         stride: usize,
     },
+    /// No tensors to append, or no angles to turn them by.
+    #[error("k_new, v_new, rotary_cos or rotary_sin are not given: the problem appends to its cache")]
+    NothingNew,
     /// A head the problem does not have.
     #[error("head {head} of batch entry {entry} is asked for: the problem has {batch} entries of {heads_q} heads")]
     Head {
@@ -859,9 +882,9 @@ mod tests {
         let right = Inputs::randn(&problem, 1).unwrap();
         assert_eq!(right.check(&problem), Ok(()));
         let wrong = |q: &Tensor, k: &Tensor, v: &Tensor, problem: &Problem| {
-            Inputs { q: q.clone(), k: k.clone(), v: v.clone() }.check(problem).unwrap_err().to_string()
+            Inputs { q: q.clone(), k: k.clone(), v: v.clone(), new: None }.check(problem).unwrap_err().to_string()
         };
-        let Inputs { q, k, v } = &right;
+        let Inputs { q, k, v, .. } = &right;
         let packed = ProblemSpec::packed(4, 8, vec![0, 3, 9], vec![0, 2, 4]).build().unwrap();
         let tokens = Inputs::randn(&packed, 1).unwrap();
         let messages = [

@@ -18,6 +18,7 @@ use crate::accumulator::{Accumulator, Quad, Raised, RowState, Visible};
 use crate::config::{Config, Program, Tiles};
 use crate::copies::{Copies, Fetched, Stream};
 use crate::mma::{self, Pair, Part, Product, ROWS, Reader, Rows, Tile};
+use crate::pages::{PageTable, PagedStream};
 use crate::results::{Place, Results};
 use crate::schedule::{Schedule, Work};
 use crate::scores::{Alibi, Scores};
@@ -137,8 +138,13 @@ pub fn default_tiles(sm: arch::Sm, problem: &Problem) -> Tiles {
         // Of few queries, tiles that are not half empty.
         (_, _) if rows <= 32 && !(columns > 128 && is_small(sm)) => Tiles { block_q: 32, block_kv: 64, threads: 64 },
         (_, 0..=128) if rows <= 64 => Tiles { block_q: 64, block_kv: 64, threads: 128 },
-        // What scores and packed batches need beside takes registers of its own.
-        (_, 65..=128) if problem.softcap.is_some() || problem.alibi_slopes.is_some() || problem.varlen.is_some() => {
+        // What scores, packed batches and caches need beside takes registers of its own.
+        (_, 65..=128)
+            if problem.softcap.is_some()
+                || problem.alibi_slopes.is_some()
+                || problem.varlen.is_some()
+                || problem.cache.is_some() =>
+        {
             Tiles { block_q: 64, block_kv: 64, threads: 128 }
         }
         _ => tiles_of(sm, columns),
@@ -579,20 +585,38 @@ enum Kind {
 /// Tiles of keys and values in turn, on their way or in use.
 struct Ring<'a> {
     warp: &'a Warp<'a>,
-    keys: Stream,
-    values: Stream,
+    source: Source,
     /// The stage of the tile whose turn is next, in bytes from the first one.
     stage: Reg<U32>,
+}
+
+/// Where tiles of keys and of values come from.
+enum Source {
+    Rows([Stream; 2]),
+    /// Those of the block whose keys are fetched next, and then its values.
+    Pages(PageTable, [PagedStream; 2]),
+}
+
+impl Source {
+    fn is_asynchronous(&self, k: &KernelBuilder) -> bool {
+        match self {
+            Source::Rows([keys, _]) => keys.copies.is_asynchronous(k),
+            Source::Pages(_, [keys, _]) => keys.copies.is_asynchronous(k),
+        }
+    }
 }
 
 impl<'a> Ring<'a> {
     /// Begins to bring the first tiles, the first of them together with what was asked for before.
     fn new(k: &mut KernelBuilder, warp: &'a Warp<'a>, keys: &Strided, values: &Strided) -> Self {
         let Warp { config, geometry, work, .. } = warp;
-        let stream = |k: &mut KernelBuilder, tensor: &Strided, tile: Tile, columns: u32| {
+        let copies = |k: &mut KernelBuilder, tile: Tile, columns: u32| {
             let row_bytes = columns * config.dtype.bytes() as u32;
-            let copies = Copies::new(k, warp.thread, config.tiles.threads, tile, row_bytes, config.piece);
-            let base = tensor.of_head(k, work.batch, work.kv_head);
+            Copies::new(k, warp.thread, config.tiles.threads, tile, row_bytes, config.piece)
+        };
+        let stream = |k: &mut KernelBuilder, tensor: &Strided, tile: Tile, columns: u32| {
+            let copies = copies(k, tile, columns);
+            let base = tensor.of_head(k, work.batch_k, work.kv_head);
             let key = work.key(k, work.last, config.tiles.block_kv);
             let key = match work.first_k {
                 None => key,
@@ -601,9 +625,21 @@ impl<'a> Ring<'a> {
             let first = tensor.of_row(k, base, key);
             Stream::up(k, copies, first, tensor.row)
         };
-        let keys = stream(k, keys, geometry.keys, config.head_dim);
-        let values = stream(k, values, geometry.values, config.head_dim_v);
-        let ring = Self { warp, keys, values, stage: k.mov(0) };
+        let (head_dim, head_dim_v) = (config.head_dim, config.head_dim_v);
+        let source = match work.pages.zip(config.cache.page_size) {
+            None => {
+                let keys = stream(k, keys, geometry.keys, head_dim);
+                Source::Rows([keys, stream(k, values, geometry.values, head_dim_v)])
+            }
+            Some((row, size)) => {
+                let pages = PageTable::new(k, row, size, config.tiles.block_kv, work);
+                pages.look_up(k, work, work.last);
+                let (k_copies, v_copies) = (copies(k, geometry.keys, head_dim), copies(k, geometry.values, head_dim_v));
+                let keys = PagedStream::new(k, k_copies, keys, work.kv_head);
+                Source::Pages(pages, [keys, PagedStream::new(k, v_copies, values, work.kv_head)])
+            }
+        };
+        let ring = Self { warp, source, stage: k.mov(0) };
         for tile in 0..geometry.stages - 1 {
             let kind = if tile.is_multiple_of(2) { Kind::Keys } else { Kind::Values };
             let to = k.add(warp.ring, tile * geometry.stage());
@@ -622,10 +658,6 @@ impl<'a> Ring<'a> {
         (block, above): (Reg<S32>, u32),
         border: bool,
     ) -> Fetched {
-        let stream = match kind {
-            Kind::Keys => &self.keys,
-            Kind::Values => &self.values,
-        };
         let work = self.warp.work;
         let rows = border.then(|| {
             let key = work.key(k, block, self.warp.config.tiles.block_kv);
@@ -636,8 +668,20 @@ impl<'a> Ring<'a> {
             let block = k.sub(block, above as i32);
             !work.is_over(k, block)
         });
-        let fetched = stream.fetch(k, to, there, rows);
-        if stream.copies.is_asynchronous(k) {
+        let of_kind = if kind == Kind::Keys { 0 } else { 1 };
+        let fetched = match &self.source {
+            Source::Rows(streams) => streams[of_kind].fetch(k, to, there, rows),
+            Source::Pages(pages, streams) => {
+                let block = k.sub(block, above as i32);
+                let fetched = streams[of_kind].fetch(k, (pages, work, block), to, there, rows);
+                if kind == Kind::Values {
+                    let next = k.sub(block, 1);
+                    pages.look_up(k, work, next);
+                }
+                fetched
+            }
+        };
+        if self.source.is_asynchronous(k) {
             k.cp_async_commit();
         }
         fetched
@@ -645,7 +689,7 @@ impl<'a> Ring<'a> {
 
     /// Waits for the tile whose turn it is. Every warp is then done with the one before.
     fn wait(&self, k: &mut KernelBuilder) {
-        if self.keys.copies.is_asynchronous(k) {
+        if self.source.is_asynchronous(k) {
             k.cp_async_wait(self.warp.geometry.stages - 2);
         }
         k.bar_sync(0);

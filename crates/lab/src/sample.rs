@@ -57,7 +57,7 @@ impl Sample {
     }
 
     /// At most `groups` KV heads, evenly spread over batch entries and heads, each with all its query heads; the whole
-    /// problem when it has no more, or when its sequences differ in length.
+    /// problem when it has no more, or when its sequences differ in length or are in a cache.
     ///
     /// Heads do equal work whatever the inputs are. Scaled sector counts are exact when rows of all tensors begin on
     /// sector borders; otherwise they depend a little on the number of heads, and `exact` says so.
@@ -66,7 +66,7 @@ impl Sample {
     /// When memory does not suffice for the inputs.
     pub fn heads(problem: &Problem, source: &Source, groups: usize) -> Result<Self, SampleError> {
         let all = problem.batch * problem.heads_kv;
-        if groups >= all || problem.varlen.is_some() {
+        if groups >= all || problem.varlen.is_some() || problem.cache.is_some() {
             return Self::whole(problem, source);
         }
         let picked: Vec<(usize, usize)> = (0..groups)
@@ -88,6 +88,7 @@ impl Sample {
                 q: stack(&inputs.q, &picked, group)?,
                 k: stack(&inputs.k, &picked, 1)?,
                 v: stack(&inputs.v, &picked, 1)?,
+                new: None,
             },
         };
         let on_borders = |dim: usize| (dim * problem.dtype.bytes()).is_multiple_of(32);

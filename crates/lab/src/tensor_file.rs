@@ -415,7 +415,7 @@ fn arrange(loaded: [(&Path, String, Loaded); 3], layout: Layout) -> Result<Loade
         }
         layout.view(&loaded.tensor).map_err(|source| TensorFileError::Tensor { path: path.to_path_buf(), source })
     };
-    let inputs = Inputs { q: view(&loaded[0])?, k: view(&loaded[1])?, v: view(&loaded[2])? };
+    let inputs = Inputs { q: view(&loaded[0])?, k: view(&loaded[1])?, v: view(&loaded[2])?, new: None };
     let rounded = loaded.into_iter().filter(|(_, _, loaded)| loaded.rounded_from_f64);
     Ok(LoadedInputs { inputs, rounded_from_f64: rounded.map(|(_, name, _)| name).collect() })
 }
@@ -591,7 +591,7 @@ mod tests {
                     .tensor
             };
             let tokens_first = |name: &str| Layout::Bhsd.view(&read(name, name)).unwrap();
-            let inputs = Inputs { q: tokens_first("q"), k: tokens_first("k"), v: tokens_first("v") };
+            let inputs = Inputs { q: tokens_first("q"), k: tokens_first("k"), v: tokens_first("v"), new: None };
             let problem = Problem::builder(1, 12, 384, 32).build().unwrap();
             let outputs = kernels::Outputs { out: tokens_first("o"), lse: read("o", "lse") };
             let verdict = check_within(&problem, &outputs, &reference(&problem, &inputs).unwrap(), 1e-6).unwrap();

@@ -185,8 +185,8 @@ mod tests {
         for id in CaseId::all(2) {
             assert_eq!(id.to_string().parse(), Ok(id));
         }
-        assert_eq!(CaseId::all(2).len(), 17);
-        for wrong in ["0", "16", "r", "rx", "", "-1"] {
+        assert_eq!(CaseId::all(2).len(), 18);
+        for wrong in ["0", "17", "r", "rx", "", "-1"] {
             assert!(wrong.parse::<CaseId>().is_err(), "{wrong}");
         }
     }

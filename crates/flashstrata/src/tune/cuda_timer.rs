@@ -37,7 +37,7 @@ impl CudaTimer {
         if stream.device().context().is_none() {
             return Err(Error::NoGpu { what: "a clock" });
         }
-        let Inputs { q, k, v } = Inputs::randn(problem, 0)?;
+        let Inputs { q, k, v, .. } = Inputs::randn(problem, 0)?;
         let bytes = |shape: Vec<usize>, size: usize| shape.into_iter().product::<usize>() as u64 * size as u64;
         let upload = |tensor: &kernels::Tensor| -> Result<DeviceBuffer, Error> {
             let bytes: Result<Vec<u8>, TensorError> = tensor.to_bytes();

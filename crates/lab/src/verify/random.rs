@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use kernels::cache::unseen_as_nan;
 use kernels::cases::{CaseError, Expect, Run};
-use kernels::{Dtype, Inputs, Mask, ProblemSpec, Tensor, TensorError};
+use kernels::{Append, Cache, Dtype, Inputs, Mask, Pages, ProblemSpec, Rotary, Tensor, TensorError};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -17,7 +18,7 @@ use super::{Checked, Outcome};
 pub struct Traits([&'static str; DIMENSIONS.len()]);
 
 /// What varies, each with its kinds; one that is listed twice comes twice as often.
-const DIMENSIONS: [(&str, &[&str]); 7] = [
+const DIMENSIONS: [(&str, &[&str]); 8] = [
     ("mask", &["full", "causal", "causal", "left window", "two-sided window"]),
     ("head_dim", &["multiple of 8", "multiple of 8", "odd", "over 128", "head_dim_v differs"]),
     ("lengths", &["at tile borders", "off tile borders", "off tile borders", "few queries", "few keys", "none"]),
@@ -25,6 +26,23 @@ const DIMENSIONS: [(&str, &[&str]); 7] = [
     ("batch", &["equal lengths", "equal lengths", "packed"]),
     ("heads", &["one each", "shared by 2", "shared by 3", "shared by 7"]),
     ("score", &["plain", "plain", "plain", "scale", "softcap", "alibi"]),
+    (
+        "cache",
+        &[
+            "none",
+            "none",
+            "none",
+            "none",
+            "none",
+            "none",
+            "lengths",
+            "named rows",
+            "pages",
+            "pages",
+            "appended",
+            "turned",
+        ],
+    ),
 ];
 
 impl Traits {
@@ -156,16 +174,59 @@ pub(super) fn random(dtype: Dtype, seed: u64, number: u32) -> Result<(Run, Trait
         }
         _ => spec,
     };
+    spec.cache = cache(rng, &spec, traits.of("cache"));
     let problem = spec.build()?;
-    let Inputs { q, k, v } = Inputs::randn(&problem, rng.random())?;
-    let laid = traits.of("strides");
+    let Inputs { q, k, v, new } = unseen_as_nan(&problem, Inputs::randn(&problem, rng.random())?)?;
+    // Rows that are written are one each.
+    let laid =
+        Some(traits.of("strides")).filter(|&laid| new.is_none() || laid != "expanded head").unwrap_or("contiguous");
     // An expanded head stands for KV heads that are one; queries of several heads are laid like keys of others.
     let inputs = Inputs {
         q: if laid == "expanded head" { q } else { lay(q, laid, rng)? },
         k: lay(k, laid, rng)?,
         v: if rng.random() { lay(v, laid, rng)? } else { v },
+        new,
     };
     Ok((Run { label: "random", problem, inputs, expect: Expect::Reference }, traits))
+}
+
+/// A cache of as many keys for each entry as it has room for, or fewer; of a packed batch, pages.
+fn cache(rng: &mut ChaCha8Rng, spec: &ProblemSpec, kind: &str) -> Option<Cache> {
+    if kind == "none" {
+        return None;
+    }
+    let (batch, capacity, packed) = (spec.batch, spec.seqlen_k, spec.varlen.is_some());
+    let append = (!packed && ["appended", "turned"].contains(&kind)).then(|| {
+        let dim = 2 * rng.random_range(0..=spec.head_dim / 2);
+        let positions = capacity.max(1) + rng.random_range(0..9);
+        let rotary = Rotary { dim, interleaved: rng.random(), positions };
+        let most = if rng.random() { 1 } else { 70 };
+        let seqlen = rng.random_range(0..=capacity.min(most));
+        Append { seqlen, rotary: Some(rotary).filter(|rotary| kind == "turned" && rotary.dim > 0) }
+    });
+    let most = (capacity - append.map_or(0, |append| append.seqlen)) as i32;
+    let mut length = || match rng.random_range(0..4) {
+        0 => [0, most, most.min(64)][rng.random_range(0..3)],
+        _ => rng.random_range(0..=most),
+    };
+    let seqlens = (!packed).then(|| (0..batch).map(|_| length()).collect());
+    let mut cache = Cache { rows: batch, seqlens, append, ..Cache::default() };
+    if kind == "named rows" && !packed {
+        cache.rows = batch + rng.random_range(0..3);
+        let mut rows: Vec<i32> = (0..cache.rows as i32).collect();
+        rows.shuffle(rng);
+        rows.truncate(batch);
+        cache.batch_idx = Some(rows);
+    } else if packed || kind == "pages" || kind != "lengths" && rng.random() {
+        let size = [1, 7, 16, 16, 32, 48, 64, 100, 128, 256][rng.random_range(0..10)];
+        let of_entry = capacity.div_ceil(size) + rng.random_range(0..2);
+        cache.rows = batch * of_entry + rng.random_range(0..3);
+        let mut table: Vec<i32> = (0..cache.rows as i32).collect();
+        table.shuffle(rng);
+        table.truncate(batch * of_entry);
+        cache.pages = Some(Pages { size, table });
+    }
+    Some(cache)
 }
 
 fn head_dims(rng: &mut ChaCha8Rng, kind: &str) -> (usize, usize) {
@@ -314,8 +375,10 @@ mod tests {
             assert_eq!(has(Feature::Alibi), traits.of("score") == "alibi");
             assert_eq!(has(Feature::Gqa), traits.of("heads") != "one each");
             assert_eq!(has(Feature::Window), traits.of("mask").contains("window"), "{problem}");
+            assert_eq!(has(Feature::KvCache), traits.of("cache") != "none");
             // No element that is asked for lies where the padding is.
-            let finite = |tensor: &Tensor| tensor.to_f64().iter().all(|x| x.is_finite());
+            let cached = has(Feature::KvCache);
+            let finite = |tensor: &Tensor| cached || tensor.to_f64().iter().all(|x| x.is_finite());
             assert!(finite(&inputs.q) && finite(&inputs.k) && finite(&inputs.v), "{problem} {traits:?}");
             assert!(reference(&problem, &inputs).is_ok());
             let work = problem.total_q() * problem.seqlen_k * problem.heads_q;

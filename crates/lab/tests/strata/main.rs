@@ -3,6 +3,7 @@
 mod contract;
 mod counters;
 mod hopper;
+mod kv_cache;
 mod tensor_cores;
 
 use arch::Sm;
