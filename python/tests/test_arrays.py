@@ -160,3 +160,15 @@ def test_torch_is_not_imported():
     code = "import sys, flashstrata, flashstrata.lab, numpy as np; x = np.ones((1, 2, 1, 8), np.float32); "
     code += "assert (flashstrata.attention(x, x, x) == 1).all() and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_jax_on_the_cpu():
+    jax = pytest.importorskip("jax")
+    q, k, v = tensors(np.float32, (1, 33, 2, 32), (1, 40, 2, 32), (1, 40, 2, 32))
+    place = jax.devices("cpu")[0]
+    for dtype, bound in ((jax.numpy.float32, 1e-5), (jax.numpy.bfloat16, 2e-2)):
+        rounded = [jax.device_put(x, place).astype(dtype) for x in (q, k, v)]
+        out = flashstrata.attention(*rounded, causal=True)
+        assert isinstance(out, jax.Array) and out.dtype == dtype
+        wanted = expected(*(np.asarray(x, np.float64) for x in rounded), True)[0]
+        assert np.abs(np.asarray(out, np.float64) - wanted).max() < bound
