@@ -124,7 +124,7 @@ def test_shapes_that_do_not_fit_are_named():
         flash_attn_func(q[0], k[0], v[0])
     with pytest.raises(ValueError, match="heads"):
         flash_attn_func(q, k[:, :, :0], v[:, :, :0])
-    with pytest.raises(ValueError, match="v has shape"):
+    with pytest.raises(ValueError, match="v has the shape"):
         flash_attn_func(q, k, v[:, :5])
     with pytest.raises(ValueError, match="alibi_slopes"):
         flash_attn_func(q, k, v, alibi_slopes=torch.zeros(2, dtype=torch.float64))
@@ -136,8 +136,9 @@ def test_a_forked_process_computes():
     import os
 
     q, k, v = tensors((1, 300, 2, 64), (1, 300, 2, 64), (1, 300, 2, 64))
-    out = flash_attn_func(q, k, v)
+    out = flash_attn_func(q, k, v).flatten().tolist()
     child = os.fork()
     if child == 0:
-        os._exit(0 if (flash_attn_func(q, k, v) == out).all() else 1)
+        # Torch's own threads do not survive: nothing here is computed by it.
+        os._exit(0 if flash_attn_func(q, k, v).flatten().tolist() == out else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

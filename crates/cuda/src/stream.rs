@@ -35,7 +35,38 @@ pub struct Stream {
 #[derive(Clone, Copy, Debug)]
 struct Allocation {
     bytes: u64,
-    owned: bool,
+    kind: AllocationKind,
+}
+
+/// How an allocation goes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AllocationKind {
+    /// Behind what is in the stream.
+    Ordered,
+    /// At the end.
+    Apart,
+    /// It is somebody else's.
+    Adopted,
+}
+
+/// While it lives, this thread may do what a stream that is being recorded to a graph otherwise forbids everyone (CUDA driver API,
+/// cuThreadExchangeStreamCaptureMode).
+struct Relaxed(sys::CUstreamCaptureMode);
+
+impl Relaxed {
+    fn new() -> Self {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the driver was started; it reads one mode and writes the one before.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        Self(mode)
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: as in `new`.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
+    }
 }
 
 /// A launch whose kernel is compiled and whose arguments are packed: what is left is one call of the driver.
@@ -137,7 +168,7 @@ impl Stream {
     /// # Safety
     /// The `bytes` bytes at `address` are device memory of this context and stay allocated while the stream lives.
     pub unsafe fn adopt(&mut self, address: u64, bytes: u64) {
-        self.allocations.insert(address, Allocation { bytes, owned: false });
+        self.allocations.insert(address, Allocation { bytes, kind: AllocationKind::Adopted });
     }
 
     /// Its context.
@@ -309,12 +340,49 @@ impl Stream {
         if fits { Ok(()) } else { Err(Error::OutOfBounds { address, bytes }) }
     }
 
-    fn release(&mut self, address: u64) -> Result<(), Error> {
+    /// How [`Backend::alloc`] allocates.
+    fn ordered(&self) -> AllocationKind {
+        if self.context.device().memory_pools { AllocationKind::Ordered } else { AllocationKind::Apart }
+    }
+
+    /// Whether the stream is somebody else's, see [`Stream::borrow`].
+    pub fn is_borrowed(&self) -> bool {
+        !self.owned
+    }
+
+    /// Zeroed memory that is there at once and not in the order of the stream: where the stream is being recorded to a graph,
+    /// this is no part of it, and later work may use the memory as well.
+    ///
+    /// # Errors
+    /// When there is no room, or the driver fails.
+    pub fn alloc_apart(&mut self, bytes: u64) -> Result<u64, Error> {
+        let size = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
+        let mut address: CUdeviceptr = 0;
+        let _relaxed = Relaxed::new();
+        let code = {
+            let _current = self.context.current()?;
+            // SAFETY: a context is current; the driver writes one address.
+            unsafe { sys::cuMemAlloc_v2(&mut address, size) }
+        };
+        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let (free, total) = self.context.memory()?;
+            return Err(Error::OutOfMemory { asked: bytes, free, total });
+        }
+        self.check("cuMemAlloc", code)?;
+        self.allocations.insert(address, Allocation { bytes, kind: AllocationKind::Apart });
+        let mut own = self.context.stream()?;
+        // SAFETY: the bytes were just allocated, and nobody else knows of them.
+        unsafe { own.fill_unchecked(address, bytes, 0)? };
+        own.synchronize()?;
+        Ok(address)
+    }
+
+    fn release(&mut self, address: u64, kind: AllocationKind) -> Result<(), Error> {
         let _current = self.context.current()?;
-        // SAFETY: the address came from the call of the same kind in `alloc` and is taken off the list of allocations, so
-        // it is freed once; what is in the stream uses it before.
+        // SAFETY: the address came from the call of the same kind and is taken off the list of allocations, so it is freed once;
+        // what is in the stream uses it before.
         let (call, code) = unsafe {
-            if self.context.device().memory_pools {
+            if kind == AllocationKind::Ordered {
                 ("cuMemFreeAsync", sys::cuMemFreeAsync(address as CUdeviceptr, self.raw.0))
             } else {
                 ("cuMemFree", sys::cuMemFree_v2(address as CUdeviceptr))
@@ -355,17 +423,18 @@ impl Backend for Stream {
             return Err(Error::OutOfMemory { asked: bytes, free, total });
         }
         self.check(call, code)?;
-        self.allocations.insert(address, Allocation { bytes, owned: true });
+        self.allocations.insert(address, Allocation { bytes, kind: self.ordered() });
         Ok(address)
     }
 
     fn free(&mut self, address: u64) -> Result<(), Error> {
         match self.allocations.get(&address) {
-            Some(Allocation { owned: true, .. }) => {}
-            _ => return Err(Error::OutOfBounds { address, bytes: 0 }),
+            Some(&Allocation { kind, .. }) if kind != AllocationKind::Adopted => {
+                self.allocations.remove(&address);
+                self.release(address, kind)
+            }
+            _ => Err(Error::OutOfBounds { address, bytes: 0 }),
         }
-        self.allocations.remove(&address);
-        self.release(address)
     }
 
     fn write(&mut self, address: u64, contents: &[u8]) -> Result<(), Error> {
@@ -401,9 +470,10 @@ impl Backend for Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // In a poisoned context nothing can be given back: its end takes everything along.
-        let owned: Vec<u64> = self.allocations.iter().filter(|(_, a)| a.owned).map(|(address, _)| *address).collect();
-        for address in owned {
-            let _ = self.release(address);
+        for (address, Allocation { kind, .. }) in std::mem::take(&mut self.allocations) {
+            if kind != AllocationKind::Adopted {
+                let _ = self.release(address, kind);
+            }
         }
         if self.owned
             && let Ok(_current) = self.context.current()

@@ -177,6 +177,18 @@ impl Inner {
         let zeroed_bytes = plan.zeroed_bytes();
         let begin = zeroed_bytes.next_multiple_of(crate::WORKSPACE_ALIGNMENT);
         let scratch_bytes = plan.workspace_bytes().saturating_sub(begin);
+        if let Backing::Cuda(stream) = &mut self.backing
+            && stream.is_borrowed()
+        {
+            // Its owner may record it to graphs, which write there whenever they are replayed: what was once used stays. It grows
+            // by half at least, so that all together is a small multiple of the last.
+            for (own, needed) in [(&mut self.zeroed, zeroed_bytes), (&mut self.scratch, scratch_bytes)] {
+                if needed > own.bytes {
+                    let bytes = needed.max(own.bytes.saturating_add(own.bytes / 2));
+                    *own = Own { address: stream.alloc_apart(bytes)?, bytes };
+                }
+            }
+        }
         if zeroed_bytes > self.zeroed.bytes {
             let address = self.backing.alloc(zeroed_bytes)?;
             self.backing.zero(address, zeroed_bytes)?;
