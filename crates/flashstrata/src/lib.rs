@@ -43,6 +43,40 @@
 //! Memory that others allocated goes in by [`DeviceSlice::borrow`], tensors that lie otherwise by [`layout()`].
 //! The workspace is the stream's own unless a call brings one of [`Plan::workspace_bytes`].
 //!
+//! # A cache of keys and values
+//! [`ProblemSpec::cache`] says that k and v are a cache, of which each entry has its own number of keys, in rows or in pages.
+//! Those numbers and the table of pages are read by the kernels; what is appended is written before.
+//! ```
+//! use flashstrata::{Append, Cache, Device, Dtype, Layout, Operands, Pages, Problem};
+//! # use flashstrata::half::f16;
+//!
+//! let pages = Pages { size: 16, table: vec![3, 1, 0, 2] };              // two pages for each of two entries
+//! let cache = Cache {
+//!     rows: 4,                                                         // pages in all
+//!     seqlens: Some(vec![16, 5]),                                      // keys before the call
+//!     pages: Some(pages),
+//!     append: Some(Append { seqlen: 1, rotary: None }),
+//!     ..Cache::default()
+//! };
+//! let mut decode = Problem::builder(2, 4, 32, 16).heads_kv(2).dtype(Dtype::F16).cache(cache);
+//! decode.seqlen_q = 1;                                                 // and seqlen_k is what an entry has room for
+//! let problem = decode.build()?;
+//!
+//! let device = Device::any();
+//! let attention = device.prepare(&problem, &Layout::contiguous(&problem))?;
+//! let stream = device.stream()?;
+//! let q = stream.upload(&vec![f16::ONE; 2 * 4 * 16])?;
+//! let (k, v) = (stream.upload(&vec![f16::ONE; 4 * 16 * 2 * 16])?, stream.upload(&vec![f16::ONE; 4 * 16 * 2 * 16])?);
+//! let (k_new, v_new) = (stream.upload(&vec![f16::ONE; 2 * 2 * 16])?, stream.upload(&vec![f16::ONE; 2 * 2 * 16])?);
+//! let (seqlens, table) = (stream.upload(&[16, 5])?, stream.upload(&[3, 1, 0, 2])?);
+//! let (mut out, mut lse) = (stream.alloc(attention.out_bytes())?, stream.alloc(attention.lse_bytes())?);
+//! let operands = Operands::new(&q, &k, &v, &mut out, &mut lse);
+//! let operands = operands.cache_seqlens(&seqlens).block_table(&table).append(&k_new, &v_new);
+//! stream.enqueue(&attention, operands)?;
+//! assert!(out.read::<f16>()?.iter().all(|&x| x == f16::ONE));
+//! # Ok::<(), flashstrata::Error>(())
+//! ```
+//!
 //! # What is promised
 //! The contract of an attention call is the same for each generation and device: masks are aligned bottom right, a row that
 //! sees no key is 0 with `lse` minus infinity, `lse` is the natural logarithm. A generation that cannot honour a part of a call

@@ -121,14 +121,18 @@ impl Cache {
         let packed = spec.varlen.is_some();
         let refuse = |given, reason| Err(CacheError::Together { given, reason });
         match (packed, pages, batch_idx, append, seqlens) {
-            (true, None, ..) => return refuse("cu_seqlens_k and a cache", "of a packed batch only pages are a cache"),
+            (true, None, ..) => {
+                return refuse("cu_seqlens_k and a cache are given", "of a packed batch only pages are a cache");
+            }
             (true, _, _, Some(_), _) => {
-                return refuse("cu_seqlens_k and k_new", "nothing is appended to a packed batch");
+                return refuse("cu_seqlens_k and k_new are given", "nothing is appended to a packed batch");
             }
             (_, Some(_), Some(_), ..) => {
-                return refuse("block_table and cache_batch_idx", "the table says where an entry's keys are");
+                return refuse("block_table and cache_batch_idx are given", "the table says where an entry's keys are");
             }
-            (_, _, _, Some(_), None) => return refuse("k_new without cache_seqlens", "they say where it belongs"),
+            (_, _, _, Some(_), None) => {
+                return refuse("k_new is given without cache_seqlens", "they say where it belongs");
+            }
             _ => {}
         }
         let extent = |argument, value, least, most| match (least..=most).contains(&value) {
@@ -212,7 +216,7 @@ impl fmt::Display for Cache {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CacheError {
     /// Arguments that exclude or need each other.
-    #[error("{given} are given: {reason}")]
+    #[error("{given}: {reason}")]
     Together {
         /// Which.
         given: &'static str,

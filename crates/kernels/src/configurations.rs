@@ -61,7 +61,7 @@ const OF_V2_TC: [(&str, &str, u32); 9] = [
         8,
     ),
     ("f16_d72_pages_of_16", "1x2x5/48x72 f16 window=40,0 cache=3 page_size=16 cache_seqlens=9 block_table=1,0,2", 1),
-    ("bf16_d33_rows", "1x2x5/48x33 bf16 causal cache=2 cache_seqlens=9 cache_batch_idx=1 append=5", 1),
+    ("bf16_d40_rows", "1x2x5/48x40 bf16 causal cache=2 cache_seqlens=9 cache_batch_idx=1 append=5", 1),
     ("f32_d64", "1x1x4096x64", 1),
     ("f32_d128_causal", "1x1x4096x128 causal", 1),
 ];
