@@ -1,12 +1,13 @@
 """FlashAttention in Rust: a drop-in for flash_attn's forward functions, without a CUDA toolkit.
 
 ``from flashstrata import flash_attn_func`` takes the place of ``from flash_attn import flash_attn_func``. Those functions need
-torch; :class:`Device` does not.
+torch; :func:`attention`, for arrays of NumPy, CuPy and JAX, :mod:`flashstrata.lab` and :class:`Device` do not.
 """
 
 from typing import Any
 
 from flashstrata._flashstrata import Device, __version__
+from flashstrata.arrays import attention
 
 _OF_TORCH = [
     "flash_attn_func",
@@ -18,7 +19,7 @@ _OF_TORCH = [
     "flash_attn_with_kvcache",
 ]
 
-__all__ = ["Device", "__version__", *_OF_TORCH]
+__all__ = ["Device", "__version__", "attention", *_OF_TORCH]
 
 
 def __getattr__(name: str) -> Any:

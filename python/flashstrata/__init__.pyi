@@ -1,4 +1,5 @@
 from flashstrata._flashstrata import Device as Device, __version__ as __version__
+from flashstrata.arrays import attention as attention
 from flashstrata.interface import (
     flash_attn_func as flash_attn_func,
     flash_attn_kvpacked_func as flash_attn_kvpacked_func,

@@ -1,4 +1,6 @@
-from typing import Optional, Sequence, Tuple
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 __version__: str
 
@@ -30,10 +32,32 @@ class Device:
         packed: Optional[Tuple[int, int, int, int, int]],
         stratum: Optional[str],
     ) -> None: ...
+    def synchronize(self, stream: int) -> None: ...
     def forward_host(
         self, problem: str, q: bytes, k: bytes, v: bytes, stratum: Optional[str] = None
     ) -> Tuple[bytes, bytes]: ...
     def plan(self, problem: str, stratum: Optional[str] = None) -> str: ...
+
+class Torch:
+    """The short way of a call on torch's own tensors."""
+
+    def __init__(self, torch: ModuleType, open: Callable[[Optional[int]], Device]) -> None: ...
+    def forward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        scale: Optional[float],
+        left: int,
+        right: int,
+        softcap: float,
+        slopes: Any,
+        packed: Optional[Tuple[Any, Any, int, int]],
+        with_lse: bool,
+    ) -> Optional[Tuple[Any, Any]]: ...
+
+def dig(problem: str, gpu: str, strata: List[str], full: bool, seed: int) -> Tuple[str, List[str]]: ...
+def probe(launch: Path) -> str: ...
 
 def forward_cache(
     device: Device,

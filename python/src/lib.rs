@@ -1,12 +1,14 @@
 //! The library for Python: what `flashstrata/*.py` calls.
 //!
-//! Tensors come as `(address, shape, strides)`, strides in elements. Everything a kernel's code depends on is a `Key`; a call
-//! whose key was seen before takes the compiled kernels as they are.
+//! A call is a `Key`, everything that a kernel's code depends on, and addresses: one whose key was seen before takes the compiled
+//! kernels as they are. Tensors come as `(address, shape, strides)`, strides in elements, or by [`torch`] as objects of torch's.
 
+mod dlpack;
 mod kvcache;
+mod lab;
+mod torch;
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,8 +18,11 @@ use flashstrata::{
 };
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyTuple};
 use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::dlpack::MOST_DIMENSIONS;
 
 /// A tensor in somebody's memory: its first element's address, its shape, and its strides in elements.
 type Memory = (u64, Vec<usize>, Vec<i64>);
@@ -25,12 +30,22 @@ type Memory = (u64, Vec<usize>, Vec<i64>);
 /// Kernels that are kept for calls to come; with more they are all forgotten.
 const MOST_KEPT: usize = 1024;
 
+/// A tensor of a call: extents and strides of its dimensions, 0 beyond them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Dims {
+    shape: [usize; MOST_DIMENSIONS],
+    strides: [i64; MOST_DIMENSIONS],
+}
+
 /// What a call is, its memory aside: everything that a plan depends on.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
     dtype: Dtype,
-    shapes: [Vec<usize>; 3],
-    strides: [Vec<i64>; 4],
+    q: Dims,
+    k: Dims,
+    v: Dims,
+    /// Of `out`, whose shape is q's with v's columns.
+    out: [i64; MOST_DIMENSIONS],
     /// What divides every address.
     alignment: u64,
     scale: Option<u32>,
@@ -43,16 +58,42 @@ struct Key {
     stratum: Option<Stratum>,
 }
 
+/// Where a call's tensors are. Offsets and slopes are null where there are none.
+#[derive(Clone, Copy)]
+struct Addresses {
+    q: u64,
+    k: u64,
+    v: u64,
+    out: u64,
+    lse: (u64, u64),
+    cu_seqlens: [u64; 2],
+    slopes: u64,
+    /// Whether they are known to be of the device: the driver is asked otherwise.
+    known: bool,
+}
+
+impl Addresses {
+    /// What divides those that a plan depends on: a power of two, at most the 16 that plans ask for.
+    fn alignment(q: u64, k: u64, v: u64, out: u64) -> u64 {
+        1 << (q | k | v | out | 16).trailing_zeros()
+    }
+}
+
 impl Key {
+    /// Dimensions of q, k and v: 3 of a packed batch, otherwise 4.
+    fn rank(&self) -> usize {
+        if self.packed.is_some() { 3 } else { 4 }
+    }
+
+    fn out_shape(&self) -> [usize; MOST_DIMENSIONS] {
+        let mut shape = self.q.shape;
+        shape[self.rank() - 1] = self.v.shape[self.rank() - 1];
+        shape
+    }
+
     fn problem(&self) -> Result<Problem, PyErr> {
-        let [q, k, v] = &self.shapes;
-        let rank = if self.packed.is_some() { 3 } else { 4 };
-        for (name, shape) in [("q", q), ("k", k), ("v", v)] {
-            if shape.len() != rank {
-                let dims = if rank == 3 { "[total, heads, head_dim]" } else { "[batch, seqlen, heads, head_dim]" };
-                return Err(PyValueError::new_err(format!("{name} has shape {shape:?}: it must be {dims}")));
-            }
-        }
+        let rank = self.rank();
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|dims| &dims.shape[..rank]);
         let (heads_q, head_dim) = (q[rank - 2], q[rank - 1]);
         let mut spec = match self.packed {
             None => {
@@ -82,14 +123,46 @@ impl Key {
         spec.build().map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    fn view<'a>(&'a self, index: usize, shape: &'a [usize]) -> View<'a> {
-        View { dtype: self.dtype, shape, strides: &self.strides[index], address: self.alignment }
+    fn layout(&self, problem: &Problem) -> Result<Layout, PyErr> {
+        let (dtype, rank, address) = (self.dtype, self.rank(), self.alignment);
+        let out = Dims { shape: self.out_shape(), strides: self.out };
+        let [q, k, v, out] = [&self.q, &self.k, &self.v, &out].map(|dims| View {
+            dtype,
+            shape: &dims.shape[..rank],
+            strides: &dims.strides[..rank],
+            address,
+        });
+        layout(problem, &q, &k, &v, &out).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    fn layout(&self, problem: &Problem) -> Result<Layout, PyErr> {
-        let [q, k, v] = [0, 1, 2].map(|index| self.view(index, &self.shapes[index]));
-        let shape = problem.out_shape();
-        layout(problem, &q, &k, &v, &self.view(3, &shape)).map_err(|error| PyValueError::new_err(error.to_string()))
+    /// Operands of a call.
+    ///
+    /// # Safety
+    /// The addresses are of memory of the stream's device, as large as the tensors are, that stays until the call has ended.
+    unsafe fn operands(&self, at: &Addresses) -> Operands<'static> {
+        let rank = self.rank();
+        let reach = |shape: &[usize], strides: &[i64]| reach(self.dtype, &shape[..rank], &strides[..rank]);
+        // SAFETY: as the caller says.
+        unsafe {
+            let slice = if at.known { DeviceSlice::borrow_known } else { DeviceSlice::borrow };
+            let slice_mut = if at.known { DeviceSliceMut::borrow_known } else { DeviceSliceMut::borrow };
+            let input = |address, dims: &Dims| slice(address, reach(&dims.shape, &dims.strides));
+            let mut operands = Operands::new(
+                input(at.q, &self.q),
+                input(at.k, &self.k),
+                input(at.v, &self.v),
+                slice_mut(at.out, reach(&self.out_shape(), &self.out)),
+                slice_mut(at.lse.0, at.lse.1),
+            );
+            if let Some((batch, ..)) = self.packed {
+                let [q, k] = at.cu_seqlens.map(|address| slice(address, 4 * (batch as u64 + 1)));
+                operands = operands.cu_seqlens(q, k);
+            }
+            if self.slopes > 0 {
+                operands = operands.alibi_slopes(slice(at.slopes, 4 * self.slopes as u64));
+            }
+            operands
+        }
     }
 }
 
@@ -115,13 +188,35 @@ fn python_error(error: Error) -> PyErr {
     }
 }
 
+/// What is kept of a call for those to come.
+struct Kept {
+    attention: Attention,
+    /// What torch makes `out` and `lse` of, see [`torch`].
+    out: PyOnceLock<Py<PyTuple>>,
+    lse: PyOnceLock<Py<PyTuple>>,
+}
+
+impl Kept {
+    fn of(attention: Attention) -> Arc<Kept> {
+        Arc::new(Kept { attention, out: PyOnceLock::new(), lse: PyOnceLock::new() })
+    }
+}
+
+/// A stream of the caller's.
+struct Flow {
+    stream: Stream,
+    /// Memory for an `lse` that nobody asked for: a tensor of torch's and its address. It is never given back, for a recorded
+    /// graph may write there whenever it is replayed; what is in it nobody reads.
+    unread: PyOnceLock<(Py<PyAny>, u64)>,
+}
+
 /// A GPU, the processor, or an emulated GPU, and the kernels that were compiled for it.
 #[pyclass(frozen, name = "Device", module = "flashstrata._flashstrata")]
 struct PyDevice {
     device: Device,
-    kept: Mutex<HashMap<Key, Arc<Attention>>>,
+    kept: Mutex<HashMap<Key, Arc<Kept>, foldhash::fast::RandomState>>,
     /// By the driver's handle.
-    streams: Mutex<HashMap<usize, Stream>>,
+    streams: Mutex<HashMap<usize, Arc<Flow>, foldhash::fast::RandomState>>,
     tuning: Option<Tuning>,
     /// Of calls over a cache.
     caches: kvcache::Kept,
@@ -142,12 +237,33 @@ impl PyDevice {
         }
     }
 
-    fn attention(&self, key: Key) -> PyResult<Arc<Attention>> {
-        if let Some(kept) = locked(&self.kept).get(&key) {
+    /// What computes a call, known or new.
+    fn kept(&self, py: Python<'_>, key: &Key) -> PyResult<Arc<Kept>> {
+        if let Some(kept) = locked(&self.kept).get(key) {
             return Ok(kept.clone());
         }
+        py.detach(|| {
+            let kept = Kept::of(self.attention(key)?);
+            let mut all = locked(&self.kept);
+            if all.len() >= MOST_KEPT {
+                all.clear();
+            }
+            all.insert(key.clone(), kept.clone());
+            Ok(kept)
+        })
+    }
+
+    fn attention(&self, key: &Key) -> PyResult<Attention> {
         let problem = key.problem()?;
         let layout = key.layout(&problem)?;
+        if self.device.is_cpu() {
+            return match key.stratum {
+                Some(stratum) => {
+                    Err(PyValueError::new_err(format!("stratum is {stratum}: the CPU has code of its own")))
+                }
+                None => self.device.prepare(&problem, &layout).map_err(python_error),
+            };
+        }
         let mut planner = self.device.planner().map_err(python_error)?;
         if let Some(stratum) = key.stratum {
             planner = planner.stratum(stratum);
@@ -157,46 +273,85 @@ impl PyDevice {
             planner = planner.tuned(loaded.table);
         }
         let plan = planner.plan(&problem, &layout).map_err(|error| python_error(error.into()))?;
-        let attention = Arc::new(self.device.load(plan).map_err(python_error)?);
-        let mut kept = locked(&self.kept);
-        if kept.len() >= MOST_KEPT {
-            kept.clear();
-        }
-        kept.insert(key, attention.clone());
-        Ok(attention)
+        self.device.load(plan).map_err(python_error)
     }
-}
 
-impl PyDevice {
-    /// What computes a call on the processor, whose plans are not worth keeping. It reads offsets and slopes now.
+    /// The stream of this handle. Each call of the processor has its own: they share its threads, and one that waited for another
+    /// on a thread of that one's would wait for ever.
+    fn flow(&self, handle: usize) -> PyResult<Arc<Flow>> {
+        let flow = |stream| Arc::new(Flow { stream, unread: PyOnceLock::new() });
+        if self.device.is_cpu() {
+            return self.device.stream().map(flow).map_err(python_error);
+        }
+        let mut streams = locked(&self.streams);
+        if let Some(known) = streams.get(&handle) {
+            return Ok(known.clone());
+        }
+        // SAFETY: torch's streams, and the default one, are those of the primary context, and stay.
+        let stream = unsafe { self.device.borrow_stream(handle as *mut c_void) };
+        let flow = flow(stream.map_err(python_error)?);
+        streams.insert(handle, flow.clone());
+        Ok(flow)
+    }
+
+    /// Starts a call, which `kept` computes, and does not wait.
+    ///
+    /// # Safety
+    /// The addresses are of this device's memory, as large as the tensors are, that stays until the call has ended.
+    unsafe fn start(&self, flow: &Flow, kept: &Kept, key: &Key, at: &Addresses) -> PyResult<()> {
+        if !self.device.is_cpu() {
+            // SAFETY: as the caller says.
+            return flow.stream.enqueue(&kept.attention, unsafe { key.operands(at) }).map_err(python_error);
+        }
+        // What the processor computes depends on the offsets and the slopes, which are read now.
+        // SAFETY: as the caller says.
+        let read = unsafe { self.read_on_cpu(key, at)? };
+        let attention = read.as_ref().unwrap_or(&kept.attention);
+        pool()?.install(|| {
+            // SAFETY: as the caller says.
+            flow.stream.enqueue(attention, unsafe { key.operands(at) }).map_err(python_error)
+        })
+    }
+
+    /// A call of the processor's with its offsets and slopes, if it has any.
     ///
     /// # Safety
     /// The addresses are of host memory, that is as large.
-    unsafe fn on_cpu(
-        &self,
-        key: &Key,
-        slopes: Option<(u64, usize)>,
-        packed: Option<(u64, u64, usize, usize, usize)>,
-    ) -> PyResult<Attention> {
-        if let Some(stratum) = key.stratum {
-            return Err(PyValueError::new_err(format!("stratum is {stratum}: the CPU has code of its own")));
+    unsafe fn read_on_cpu(&self, key: &Key, at: &Addresses) -> PyResult<Option<Attention>> {
+        if key.packed.is_none() && key.slopes == 0 {
+            return Ok(None);
         }
         let mut spec = key.problem()?.into_spec();
         // SAFETY: as the caller says.
         unsafe {
-            if let Some((cu_seqlens_q, cu_seqlens_k, batch, ..)) = packed {
+            if let Some((batch, ..)) = key.packed {
                 let offsets = |address| std::slice::from_raw_parts(address as usize as *const i32, batch + 1).to_vec();
-                let (cu_seqlens_q, cu_seqlens_k) = (offsets(cu_seqlens_q), offsets(cu_seqlens_k));
+                let [cu_seqlens_q, cu_seqlens_k] = at.cu_seqlens.map(offsets);
                 spec.varlen = Some(Varlen { cu_seqlens_q, cu_seqlens_k });
             }
-            if let Some((address, count)) = slopes {
-                spec.alibi_slopes = Some(std::slice::from_raw_parts(address as usize as *const f32, count).to_vec());
+            if key.slopes > 0 {
+                let slopes = std::slice::from_raw_parts(at.slopes as usize as *const f32, key.slopes);
+                spec.alibi_slopes = Some(slopes.to_vec());
             }
         }
         let problem = spec.build().map_err(|error| PyValueError::new_err(error.to_string()))?;
         let layout = key.layout(&problem)?;
-        self.device.prepare(&problem, &layout).map_err(python_error)
+        self.device.prepare(&problem, &layout).map(Some).map_err(python_error)
     }
+}
+
+/// Extents and strides of an argument of a call.
+fn dims(name: &str, packed: bool, shape: &[usize], strides: &[i64]) -> PyResult<Dims> {
+    let rank = if packed { 3 } else { 4 };
+    if shape.len() != rank {
+        let dims = if packed { "[total, heads, head_dim]" } else { "[batch, seqlen, heads, head_dim]" };
+        return Err(PyValueError::new_err(format!("{name} has shape {shape:?}: it must be {dims}")));
+    }
+    Ok(Dims { shape: padded(shape), strides: padded(strides) })
+}
+
+fn padded<T: Copy + Default>(of: &[T]) -> [T; MOST_DIMENSIONS] {
+    std::array::from_fn(|dimension| of.get(dimension).copied().unwrap_or_default())
 }
 
 /// The bytes from a tensor's first element to the end of its last.
@@ -260,19 +415,14 @@ impl PyDevice {
         packed: Option<(u64, u64, usize, usize, usize)>,
         stratum: Option<&str>,
     ) -> PyResult<()> {
-        let dtype = parse_dtype(dtype)?;
-        let addresses = q.0 | k.0 | v.0 | out.0;
-        let reaches = [(&q.1, &q.2), (&k.1, &k.2), (&v.1, &v.2)].map(|(shape, strides)| reach(dtype, shape, strides));
-        let mut out_shape = q.1.clone();
-        if let (Some(width), Some(dim)) = (out_shape.last_mut(), v.1.last()) {
-            *width = *dim;
-        }
-        let out_bytes = reach(dtype, &out_shape, &out.1);
+        let dims = |name, tensor: &Memory| dims(name, packed.is_some(), &tensor.1, &tensor.2);
         let key = Key {
-            dtype,
-            shapes: [q.1, k.1, v.1],
-            strides: [q.2, k.2, v.2, out.1],
-            alignment: 1 << (addresses | 256).trailing_zeros(),
+            dtype: parse_dtype(dtype)?,
+            q: dims("q", &q)?,
+            k: dims("k", &k)?,
+            v: dims("v", &v)?,
+            out: padded(&out.1),
+            alignment: Addresses::alignment(q.0, k.0, v.0, out.0),
             scale: scale.map(f32::to_bits),
             window: (left, right),
             softcap: softcap.to_bits(),
@@ -280,45 +430,26 @@ impl PyDevice {
             packed: packed.map(|(_, _, batch, longest_q, longest_k)| (batch, longest_q, longest_k)),
             stratum: stratum.map(parse_stratum).transpose()?,
         };
-        py.detach(|| {
-            let attention = match self.device.is_cpu() {
-                // SAFETY: the Python side passes tensors of the device, which are as large.
-                true => Arc::new(unsafe { self.on_cpu(&key, slopes, packed)? }),
-                false => self.attention(key)?,
-            };
-            // SAFETY: the Python side passes tensors of this device that it holds on to during the call, and whose allocator
-            // keeps memory until the work in the stream that was current has ended.
-            let operands = unsafe {
-                let slice = DeviceSlice::borrow;
-                let mut operands = Operands::new(
-                    slice(q.0, reaches[0]),
-                    slice(k.0, reaches[1]),
-                    slice(v.0, reaches[2]),
-                    DeviceSliceMut::borrow(out.0, out_bytes),
-                    DeviceSliceMut::borrow(lse.0, lse.1),
-                );
-                if let Some((cu_seqlens_q, cu_seqlens_k, batch, ..)) = packed {
-                    let bytes = 4 * (batch as u64 + 1);
-                    operands = operands.cu_seqlens(slice(cu_seqlens_q, bytes), slice(cu_seqlens_k, bytes));
-                }
-                if let Some((address, count)) = slopes {
-                    operands = operands.alibi_slopes(slice(address, 4 * count as u64));
-                }
-                operands
-            };
-            let mut streams = locked(&self.streams);
-            let stream = match streams.entry(stream) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) if self.device.is_cpu() => new.insert(self.device.stream().map_err(python_error)?),
-                Entry::Vacant(new) => {
-                    // SAFETY: torch's streams, and the default one, are those of the primary context, and stay.
-                    let borrowed = unsafe { self.device.borrow_stream(stream as *mut c_void) };
-                    new.insert(borrowed.map_err(python_error)?)
-                }
-            };
-            let enqueue = || stream.enqueue(&attention, operands).map_err(python_error);
-            if self.device.is_cpu() { pool()?.install(enqueue) } else { enqueue() }
-        })
+        let at = Addresses {
+            q: q.0,
+            k: k.0,
+            v: v.0,
+            out: out.0,
+            lse,
+            cu_seqlens: packed.map_or([0; 2], |(q, k, ..)| [q, k]),
+            slopes: slopes.map_or(0, |(address, _)| address),
+            known: false,
+        };
+        let (kept, flow) = (self.kept(py, &key)?, self.flow(stream)?);
+        // SAFETY: the Python side passes tensors of this device that it holds on to during the call, and whose allocator
+        // keeps memory until the work in the stream that was current has ended.
+        py.detach(|| unsafe { self.start(&flow, &kept, &key, &at) })
+    }
+
+    /// Waits for what is in a stream of the driver.
+    fn synchronize(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+        let flow = self.flow(stream)?;
+        py.detach(|| flow.stream.synchronize().map_err(python_error))
     }
 
     /// Attention of contiguous host tensors, given and returned as bytes: `(out, lse)`.
@@ -399,5 +530,8 @@ fn pool() -> PyResult<Arc<ThreadPool>> {
 fn _flashstrata(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<PyDevice>()?;
+    module.add_class::<torch::Torch>()?;
+    module.add_function(wrap_pyfunction!(lab::dig, module)?)?;
+    module.add_function(wrap_pyfunction!(lab::probe, module)?)?;
     module.add_function(wrap_pyfunction!(kvcache::forward_cache, module)?)
 }

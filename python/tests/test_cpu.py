@@ -78,3 +78,67 @@ def test_refusals_name_the_argument():
         flash_attn_func(q.detach(), k.half(), v)
     with pytest.raises(ValueError, match="meta"):
         flash_attn_func(*(x.detach().to("meta") for x in (q, k, v)))
+
+
+def test_the_short_way_is_the_long_way():
+    """Calls of the common kind take a way of their own: the same results, and what it leaves alone has the same errors."""
+    from flashstrata import interface
+
+    q, k, v = tensors((2, 33, 4, 32), (2, 40, 2, 32), (2, 40, 2, 48), dtype=torch.bfloat16)
+    slopes = torch.rand(2, 4)
+    for given in ((None, -1, -1, 0.0, None), (0.3, 8, 0, 20.0, None), (None, -1, 0, 0.0, slopes)):
+        short, long = interface._short(q, k, v, *given, None, True), interface._forward(q, k, v, *given, None)
+        assert all(torch.equal(one, other) and one.stride() == other.stride() for one, other in zip(short, long))
+    offsets = torch.tensor([0, 11, 33], dtype=torch.int32), torch.tensor([0, 40, 40], dtype=torch.int32)
+    packed = [x[0] for x in (q, k, v)], (None, -1, 0, 0.0, None), (*offsets, 22, 40)
+    short, long = interface._short(*packed[0], *packed[1], packed[2], True), interface._forward(*packed[0], *packed[1], packed[2])
+    assert all(torch.equal(one, other) for one, other in zip(short, long))
+    assert interface._short(q, k, v, None, -1, -1, 0.0, None, None, False)[1] is None
+    columns_apart = k.transpose(-1, -2).contiguous().transpose(-1, -2)
+    others = [
+        (q, columns_apart, v), (q, k.half(), v), (q.double(), k.double(), v.double()), (q[0], k[0], v[0]),
+        (q.float().requires_grad_(), k.float(), v.float()), tuple(x.to("meta") for x in (q, k, v)),
+    ]  # fmt: skip
+    for other in others:
+        assert interface._short(*other, None, -1, -1, 0.0, None, None, False) is None
+
+
+def test_a_last_dimension_that_is_not_contiguous_is_copied():
+    q, k, v = tensors((1, 33, 2, 32), (1, 40, 2, 32), (1, 40, 2, 32))
+    columns_apart = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in (q, k, v)]
+    assert columns_apart[0].stride(-1) != 1
+    assert torch.equal(flash_attn_func(*columns_apart), flash_attn_func(q, k, v))
+
+
+def test_parameters_without_gradients():
+    q, k, v = (torch.nn.Parameter(x) for x in tensors((1, 9, 2, 16), (1, 9, 2, 16), (1, 9, 2, 16)))
+    with pytest.raises(NotImplementedError, match="requires grad"):
+        flash_attn_func(q, k, v)
+    with torch.no_grad():
+        assert flash_attn_func(q, k, v).shape == q.shape
+
+
+def test_shapes_that_do_not_fit_are_named():
+    q, k, v = tensors((1, 9, 2, 16), (1, 9, 2, 16), (1, 9, 2, 16))
+    with pytest.raises(ValueError, match="q has shape"):
+        flash_attn_func(q[0], k[0], v[0])
+    with pytest.raises(ValueError, match="heads"):
+        flash_attn_func(q, k[:, :, :0], v[:, :, :0])
+    with pytest.raises(ValueError, match="v has the shape"):
+        flash_attn_func(q, k, v[:, :5])
+    with pytest.raises(ValueError, match="alibi_slopes"):
+        flash_attn_func(q, k, v, alibi_slopes=torch.zeros(2, dtype=torch.float64))
+    with pytest.raises(ValueError, match="cu_seqlens_q is torch.int64"):
+        flash_attn_varlen_func(q[0], k[0], v[0], torch.tensor([0, 9]), torch.tensor([0, 9]), 9, 9)
+
+
+def test_a_forked_process_computes():
+    import os
+
+    q, k, v = tensors((1, 300, 2, 64), (1, 300, 2, 64), (1, 300, 2, 64))
+    out = flash_attn_func(q, k, v).flatten().tolist()
+    child = os.fork()
+    if child == 0:
+        # Torch's own threads do not survive: nothing here is computed by it.
+        os._exit(0 if flash_attn_func(q, k, v).flatten().tolist() == out else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

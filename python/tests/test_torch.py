@@ -153,3 +153,100 @@ def test_threads_and_streams():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_wrong_arguments_are_named():
+    q, k, v = tensors(1, 16, 16, 2, 2, 64, torch.float16)
+    for given, says in (
+        ((q, k.cpu(), v), "k is on cpu"),
+        ((q.cpu(), k, v), "k is on cuda"),
+        ((q, k, v.bfloat16()), "v is torch.bfloat16"),
+        ((q.double(), k.double(), v.double()), "q is torch.float64"),
+        ((q[0], k[0], v[0]), "q has shape"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            flash_attn_func(*given)
+    with pytest.raises(ValueError, match="alibi_slopes"):
+        flash_attn_func(q, k, v, alibi_slopes=torch.zeros(2))
+    offsets = torch.tensor([0, 16], dtype=torch.int32)
+    with pytest.raises(ValueError, match="cu_seqlens_q is torch.int32 on cpu"):
+        flash_attn_varlen_func(q[0], k[0], v[0], offsets, offsets.cuda(), 16, 16)
+
+
+def test_a_tensor_that_is_freed_on_another_stream():
+    stream = torch.cuda.Stream()
+    for _ in range(20):
+        q, k, v = tensors(2, 1000, 1000, 8, 8, 64, torch.float16)
+        expected = reference(q, k, v)[0]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(1_000_000)
+            out = flash_attn_func(q, k, v)
+        for x in (q, k, v):
+            x.record_stream(stream)
+        del q, k, v, x
+        # What was freed is not given to others before the stream is done with it.
+        poison = [torch.full((2, 1000, 8, 64), math.nan, device="cuda", dtype=torch.float16) for _ in range(3)]
+        torch.cuda.current_stream().wait_stream(stream)
+        close(out, expected)
+        del poison
+
+
+def test_a_graph_is_replayed():
+    q, k, v = tensors(2, 512, 512, 8, 2, 128, torch.bfloat16)
+    one_query = q[:, :1].clone()
+    graphs = []
+    for given in ((q, k, v), (one_query, k, v)):
+        # Kernels are compiled before; memory of the stream's own is not there yet.
+        flash_attn_func(*given, causal=True)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out, lse, _ = flash_attn_func(*given, causal=True, return_attn_probs=True)
+        graphs.append((graph, given, out, lse))
+    for _ in range(3):
+        for x in (q, k, v, one_query):
+            x.copy_(torch.randn_like(x))
+        for graph, given, out, lse in graphs:
+            graph.replay()
+            expected, expected_lse = reference(*given, causal=True)
+            close(out, expected)
+            lse_close(lse, expected_lse)
+    close(flash_attn_func(q, k, v, causal=True), reference(q, k, v, causal=True)[0])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_two_gpus():
+    q, k, v = tensors(2, 300, 300, 4, 4, 64, torch.float16)
+    there = [x.to("cuda:1") for x in (q, k, v)]
+    assert torch.cuda.current_device() == 0
+    for _ in range(3):
+        out = flash_attn_func(*there, causal=True)
+        assert out.device == there[0].device and torch.cuda.current_device() == 0
+        close(out.to("cuda:0"), reference(q, k, v, causal=True)[0])
+        close(flash_attn_func(q, k, v, causal=True), reference(q, k, v, causal=True)[0])
+    with torch.cuda.device(1):
+        close(flash_attn_func(*there).to("cuda:0"), reference(q, k, v)[0])
+    with pytest.raises(ValueError, match="k is on cuda:1"):
+        flash_attn_func(q, there[1], v)
+
+
+def test_a_forked_process_has_an_error():
+    import os
+    import signal
+
+    q, k, v = tensors(1, 64, 64, 2, 2, 64, torch.float16)
+    flash_attn_func(q, k, v)
+    torch.cuda.synchronize()
+    child = os.fork()
+    if child == 0:
+        # The driver does not survive a fork; the call must say so, neither hang nor crash.
+        signal.alarm(60)
+        try:
+            flash_attn_func(q, k, v)
+            torch.cuda.synchronize()
+        except RuntimeError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    close(flash_attn_func(q, k, v), reference(q, k, v)[0])

@@ -45,6 +45,13 @@ impl Packed {
         Ok(packed)
     }
 
+    /// The words of an argument.
+    pub fn get_mut(&mut self, argument: usize) -> Option<&mut [u64]> {
+        let start = *self.starts.get(argument)?;
+        let end = self.starts.get(argument + 1).copied().unwrap_or(self.words.len());
+        self.words.get_mut(start..end)
+    }
+
     /// One pointer per argument, valid while `self` is.
     pub fn pointers(&self) -> Vec<*mut c_void> {
         self.starts.iter().map(|&start| self.words[start..].as_ptr().cast_mut().cast()).collect()
@@ -81,6 +88,10 @@ mod tests {
         let base = packed.words.as_ptr() as usize;
         let offsets: Vec<usize> = packed.pointers().iter().map(|pointer| *pointer as usize - base).collect();
         assert_eq!(offsets, [0, 8, 16]);
+        let mut packed = packed;
+        packed.get_mut(0).unwrap()[0] = 7;
+        assert_eq!(packed.words[0], 7);
+        assert_eq!([1, 2, 3].map(|index| packed.get_mut(index).map(|words| words.len())), [Some(1), Some(2), None]);
     }
 
     #[test]

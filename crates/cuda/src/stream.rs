@@ -9,13 +9,14 @@ use cudarc::driver::sys::{
     self, CUdeviceptr, CUevent, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig,
     CUresult, CUstream,
 };
-use ptx::{Backend, Launch};
+use ptx::{Backend, Launch, TensorMap};
 
 use crate::context::{Context, Handle};
 use crate::error::Error;
 use crate::module::{Attributes, Function, Loaded};
 use crate::nvtx::Range;
 use crate::packing::Packed;
+use crate::tensor_map;
 
 /// A stream of a context and the memory allocated through it, which goes back when the stream is dropped.
 ///
@@ -35,7 +36,38 @@ pub struct Stream {
 #[derive(Clone, Copy, Debug)]
 struct Allocation {
     bytes: u64,
-    owned: bool,
+    kind: AllocationKind,
+}
+
+/// How an allocation goes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AllocationKind {
+    /// Behind what is in the stream.
+    Ordered,
+    /// At the end.
+    Apart,
+    /// It is somebody else's.
+    Adopted,
+}
+
+/// While it lives, this thread may do what a stream that is being recorded to a graph otherwise forbids everyone (CUDA driver API,
+/// cuThreadExchangeStreamCaptureMode).
+struct Relaxed(sys::CUstreamCaptureMode);
+
+impl Relaxed {
+    fn new() -> Self {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the driver was started; it reads one mode and writes the one before.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        Self(mode)
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: as in `new`.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
+    }
 }
 
 /// A launch whose kernel is compiled and whose arguments are packed: what is left is one call of the driver.
@@ -56,6 +88,55 @@ impl Prepared {
     /// The compiled kernel.
     pub fn function(&self) -> &Function {
         &self.function
+    }
+
+    /// Replaces the address in an argument that is a pointer or a tensor map, which the driver need not encode anew.
+    ///
+    /// # Errors
+    /// When there is no such argument, or the driver refuses the address.
+    pub fn set_address(&mut self, argument: usize, address: u64) -> Result<(), Error> {
+        match self.arguments.get_mut(argument) {
+            Some([pointer]) => *pointer = address,
+            Some(object) if object.len() as u64 * 8 == TensorMap::BYTES => tensor_map::set_address(object, address)?,
+            _ => {
+                let what = format!("argument {argument} is no pointer and no tensor map");
+                return Err(Error::Launch { kernel: self.function.loaded.name.clone(), what });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Function {
+    /// Packs the arguments of a launch of this kernel: nothing is compiled, nor looked for.
+    ///
+    /// # Errors
+    /// When the arguments are not the kernel's own, or the GPU has not the shared memory.
+    pub fn prepare(&self, launch: &Launch<'_>) -> Result<Prepared, Error> {
+        let Launch { kernel, grid, block, cluster, dynamic_shared, .. } = launch;
+        let refuse = |what| Err(Error::Launch { kernel: kernel.name.clone(), what });
+        // The driver encodes tensor maps for the current context.
+        let _current = self.context.current()?;
+        let arguments = Packed::new(launch)?;
+        if let Some((what, extent)) =
+            [("grid", grid), ("block", block), ("cluster", cluster)].into_iter().find(|(_, n)| n.contains(&0))
+        {
+            return refuse(format!("{what} is {extent:?}; every dimension must be at least 1"));
+        }
+        let (threads, most) = (launch.threads(), self.attributes().max_threads);
+        if threads > most.into() {
+            return refuse(format!("block {block:?} has {threads} threads; with its registers it can have {most}"));
+        }
+        self.loaded.grant(&self.context, *dynamic_shared, cluster.iter().product())?;
+        Ok(Prepared {
+            grid: *grid,
+            block: *block,
+            cluster: *cluster,
+            dynamic_shared: *dynamic_shared,
+            arguments,
+            programmatic: false,
+            function: self.clone(),
+        })
     }
 }
 
@@ -88,7 +169,7 @@ impl Stream {
     /// # Safety
     /// The `bytes` bytes at `address` are device memory of this context and stay allocated while the stream lives.
     pub unsafe fn adopt(&mut self, address: u64, bytes: u64) {
-        self.allocations.insert(address, Allocation { bytes, owned: false });
+        self.allocations.insert(address, Allocation { bytes, kind: AllocationKind::Adopted });
     }
 
     /// Its context.
@@ -101,38 +182,7 @@ impl Stream {
     /// # Errors
     /// When the kernel does not compile, the arguments are not its own, or the GPU has not the shared memory.
     pub fn prepare(&self, launch: &Launch<'_>) -> Result<Prepared, Error> {
-        self.prepare_compiled(self.context.function(launch.kernel)?, launch)
-    }
-
-    /// The same with what [`Context::function`] made of the launch's kernel: nothing is compiled, nor looked for.
-    ///
-    /// # Errors
-    /// When the arguments are not the kernel's own, or the GPU has not the shared memory.
-    pub fn prepare_compiled(&self, function: Function, launch: &Launch<'_>) -> Result<Prepared, Error> {
-        let Launch { kernel, grid, block, cluster, dynamic_shared, .. } = launch;
-        let refuse = |what| Err(Error::Launch { kernel: kernel.name.clone(), what });
-        // The driver encodes tensor maps for the current context.
-        let _current = self.context.current()?;
-        let arguments = Packed::new(launch)?;
-        if let Some((what, extent)) =
-            [("grid", grid), ("block", block), ("cluster", cluster)].into_iter().find(|(_, n)| n.contains(&0))
-        {
-            return refuse(format!("{what} is {extent:?}; every dimension must be at least 1"));
-        }
-        let (threads, most) = (launch.threads(), function.attributes().max_threads);
-        if threads > most.into() {
-            return refuse(format!("block {block:?} has {threads} threads; with its registers it can have {most}"));
-        }
-        function.loaded.grant(&self.context, *dynamic_shared, cluster.iter().product())?;
-        Ok(Prepared {
-            function,
-            grid: *grid,
-            block: *block,
-            cluster: *cluster,
-            dynamic_shared: *dynamic_shared,
-            arguments,
-            programmatic: false,
-        })
+        self.context.function(launch.kernel)?.prepare(launch)
     }
 
     /// Starts a launch after what is in the stream, and does not wait for it. It is in the NVTX range `flashstrata`.
@@ -292,12 +342,49 @@ impl Stream {
         if fits { Ok(()) } else { Err(Error::OutOfBounds { address, bytes }) }
     }
 
-    fn release(&mut self, address: u64) -> Result<(), Error> {
+    /// How [`Backend::alloc`] allocates.
+    fn ordered(&self) -> AllocationKind {
+        if self.context.device().memory_pools { AllocationKind::Ordered } else { AllocationKind::Apart }
+    }
+
+    /// Whether the stream is somebody else's, see [`Stream::borrow`].
+    pub fn is_borrowed(&self) -> bool {
+        !self.owned
+    }
+
+    /// Zeroed memory that is there at once and not in the order of the stream: where the stream is being recorded to a graph,
+    /// this is no part of it, and later work may use the memory as well.
+    ///
+    /// # Errors
+    /// When there is no room, or the driver fails.
+    pub fn alloc_apart(&mut self, bytes: u64) -> Result<u64, Error> {
+        let size = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
+        let mut address: CUdeviceptr = 0;
+        let _relaxed = Relaxed::new();
+        let code = {
+            let _current = self.context.current()?;
+            // SAFETY: a context is current; the driver writes one address.
+            unsafe { sys::cuMemAlloc_v2(&mut address, size) }
+        };
+        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let (free, total) = self.context.memory()?;
+            return Err(Error::OutOfMemory { asked: bytes, free, total });
+        }
+        self.check("cuMemAlloc", code)?;
+        self.allocations.insert(address, Allocation { bytes, kind: AllocationKind::Apart });
+        let mut own = self.context.stream()?;
+        // SAFETY: the bytes were just allocated, and nobody else knows of them.
+        unsafe { own.fill_unchecked(address, bytes, 0)? };
+        own.synchronize()?;
+        Ok(address)
+    }
+
+    fn release(&mut self, address: u64, kind: AllocationKind) -> Result<(), Error> {
         let _current = self.context.current()?;
-        // SAFETY: the address came from the call of the same kind in `alloc` and is taken off the list of allocations, so
-        // it is freed once; what is in the stream uses it before.
+        // SAFETY: the address came from the call of the same kind and is taken off the list of allocations, so it is freed once;
+        // what is in the stream uses it before.
         let (call, code) = unsafe {
-            if self.context.device().memory_pools {
+            if kind == AllocationKind::Ordered {
                 ("cuMemFreeAsync", sys::cuMemFreeAsync(address as CUdeviceptr, self.raw.0))
             } else {
                 ("cuMemFree", sys::cuMemFree_v2(address as CUdeviceptr))
@@ -338,17 +425,18 @@ impl Backend for Stream {
             return Err(Error::OutOfMemory { asked: bytes, free, total });
         }
         self.check(call, code)?;
-        self.allocations.insert(address, Allocation { bytes, owned: true });
+        self.allocations.insert(address, Allocation { bytes, kind: self.ordered() });
         Ok(address)
     }
 
     fn free(&mut self, address: u64) -> Result<(), Error> {
         match self.allocations.get(&address) {
-            Some(Allocation { owned: true, .. }) => {}
-            _ => return Err(Error::OutOfBounds { address, bytes: 0 }),
+            Some(&Allocation { kind, .. }) if kind != AllocationKind::Adopted => {
+                self.allocations.remove(&address);
+                self.release(address, kind)
+            }
+            _ => Err(Error::OutOfBounds { address, bytes: 0 }),
         }
-        self.allocations.remove(&address);
-        self.release(address)
     }
 
     fn write(&mut self, address: u64, contents: &[u8]) -> Result<(), Error> {
@@ -384,9 +472,10 @@ impl Backend for Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // In a poisoned context nothing can be given back: its end takes everything along.
-        let owned: Vec<u64> = self.allocations.iter().filter(|(_, a)| a.owned).map(|(address, _)| *address).collect();
-        for address in owned {
-            let _ = self.release(address);
+        for (address, Allocation { kind, .. }) in std::mem::take(&mut self.allocations) {
+            if kind != AllocationKind::Adopted {
+                let _ = self.release(address, kind);
+            }
         }
         if self.owned
             && let Ok(_current) = self.context.current()

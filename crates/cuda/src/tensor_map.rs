@@ -80,3 +80,18 @@ pub(crate) fn encode(map: &TensorMap, kernel: &str) -> Result<Vec<u8>, Error> {
     check("cuTensorMapEncodeTiled", code)?;
     Ok(object.opaque.iter().flat_map(|word| word.to_le_bytes()).collect())
 }
+
+/// Replaces the address in an object that [`encode`] made, while a context is current.
+///
+/// # Errors
+/// When `words` are not as many as an object's, or the driver refuses the address.
+pub(crate) fn set_address(words: &mut [u64], address: u64) -> Result<(), Error> {
+    let mut object = CUtensorMap { opaque: [0; 16] };
+    object.opaque.copy_from_slice(words);
+    // SAFETY: the object is writable and at a multiple of 64, and `encode` made what is in it; the driver does not follow the
+    // address (CUDA driver API, cuTensorMapReplaceAddress).
+    let code = unsafe { sys::cuTensorMapReplaceAddress(&mut object, address as *mut c_void) };
+    check("cuTensorMapReplaceAddress", code)?;
+    words.copy_from_slice(&object.opaque);
+    Ok(())
+}

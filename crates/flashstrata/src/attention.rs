@@ -1,5 +1,6 @@
 //! What is ready to compute a problem, and calls of it.
 
+use kernels::plan::{ArgRef, Buffer};
 use kernels::{Buffers, Layout, Problem, Rotary};
 use ptx::{Backend, Launch};
 
@@ -7,7 +8,7 @@ use crate::device::{Device, Kind};
 use crate::error::Error;
 use crate::layout;
 use crate::planner::{Plan, WORKSPACE_ALIGNMENT};
-use crate::stream::{Backing, DeviceSlice, DeviceSliceMut, Inner, Stream, locked};
+use crate::stream::{Backing, DeviceSlice, DeviceSliceMut, Inner, Owner, Stream, locked};
 
 /// A problem, ready to be computed on a device: what is left of a call is its memory.
 #[derive(Clone, Debug)]
@@ -19,22 +20,62 @@ pub struct Attention {
 /// What computes it.
 #[derive(Clone, Debug)]
 enum By {
-    /// Kernels, and what the driver's compiler made of each launch's; nothing on the emulator.
-    Kernels(Box<Plan>, Vec<cuda::Function>),
+    /// Kernels, and each launch for the driver; none on the emulator.
+    Kernels(Box<Plan>, Vec<Template>),
     /// The processor.
     Cpu(Box<Problem>, Layout),
+}
+
+/// A launch of which everything is ready but the addresses.
+#[derive(Clone, Debug)]
+struct Template {
+    launch: cuda::Prepared,
+    /// The arguments that are an address, or hold one, of which buffer.
+    addresses: Vec<(usize, Buffer)>,
+}
+
+impl Template {
+    /// A template for each launch of a plan.
+    fn of(context: &cuda::Context, plan: &Plan) -> Result<Vec<Template>, Error> {
+        let anywhere = WORKSPACE_ALIGNMENT;
+        let workspaces = vec![anywhere; plan.kernels.workspaces.len()];
+        let [q, k, v, out, lse] = [anywhere; 5];
+        let buffers = Buffers { q, k, v, out, lse, workspaces, ..Buffers::default() };
+        let launches = plan.kernels.launches(&buffers, Some(context.device().sm_count))?;
+        let template = |(launch, plan): (&Launch<'_>, &kernels::plan::LaunchPlan)| {
+            let address = |(index, argument): (usize, &ArgRef)| match argument {
+                ArgRef::Buffer(buffer) | ArgRef::TensorMap(buffer, _) => Some((index, *buffer)),
+                ArgRef::S32(_) | ArgRef::U32(_) | ArgRef::U64(_) | ArgRef::F32(_) => None,
+            };
+            Ok(Template {
+                launch: context.function(launch.kernel)?.prepare(launch)?,
+                addresses: plan.arguments.iter().enumerate().filter_map(address).collect(),
+            })
+        };
+        launches.iter().zip(plan.launches()).map(template).collect()
+    }
+
+    /// The launch on these addresses.
+    fn launch(&self, buffers: &Buffers) -> Result<cuda::Prepared, Error> {
+        let mut launch = self.launch.clone();
+        for &(argument, buffer) in &self.addresses {
+            // A tensor without an element may be nowhere, which tensor maps cannot say.
+            if let address @ 1.. = buffers.address(buffer) {
+                launch.set_address(argument, address)?;
+            }
+        }
+        Ok(launch)
+    }
 }
 
 impl Attention {
     pub(crate) fn new(device: Device, plan: Plan) -> Result<Attention, Error> {
         check_architecture(&plan, &device)?;
-        let functions = match &device.kind {
-            Kind::Cuda(context) => {
-                plan.launches().iter().map(|launch| context.function(&launch.kernel)).collect::<Result<_, _>>()?
-            }
+        let templates = match &device.kind {
+            Kind::Cuda(context) => Template::of(context, &plan)?,
             Kind::Cpu | Kind::Emulated(_) => Vec::new(),
         };
-        Ok(Attention { device, by: By::Kernels(Box::new(plan), functions) })
+        Ok(Attention { device, by: By::Kernels(Box::new(plan), templates) })
     }
 
     pub(crate) fn on_cpu(device: Device, problem: &Problem, layout: &Layout) -> Result<Attention, Error> {
@@ -88,10 +129,10 @@ impl Attention {
     }
 
     /// What the driver's compiler made of each launch's kernel; nothing where there is no GPU.
-    pub fn functions(&self) -> &[cuda::Function] {
+    pub fn functions(&self) -> Vec<&cuda::Function> {
         match &self.by {
-            By::Kernels(_, functions) => functions,
-            By::Cpu(..) => &[],
+            By::Kernels(_, templates) => templates.iter().map(|template| template.launch.function()).collect(),
+            By::Cpu(..) => Vec::new(),
         }
     }
 }
@@ -276,7 +317,7 @@ impl<'a> Operands<'a> {
         }
         for (argument, slice, needed, alignment) in self.needs(attention) {
             let DeviceSlice { address, bytes: given, owner, .. } = slice;
-            if owner.is_some_and(|owner| owner != stream.identity()) {
+            if matches!(owner, Owner::Stream(owner) if owner != stream.identity()) {
                 return Err(Error::OtherStream { argument });
             }
             if given < needed {
@@ -285,7 +326,7 @@ impl<'a> Operands<'a> {
             if !address.is_multiple_of(alignment) {
                 return Err(Error::Misaligned { argument, address, alignment });
             }
-            if owner.is_none()
+            if owner == Owner::Unknown
                 && needed > 0
                 && let Some(context) = stream.device().context()
             {
@@ -306,13 +347,17 @@ impl<'a> Operands<'a> {
 /// A call of which everything was checked.
 pub(crate) enum Ready<'p> {
     Kernels {
-        launches: Vec<Launch<'p>>,
-        /// The same for the driver; none on the emulator.
-        prepared: Vec<cuda::Prepared>,
+        launches: Launches<'p>,
         /// What of the caller's workspace must be zero.
         zero: Option<(u64, u64)>,
     },
     Cpu(&'p Problem, &'p Layout, cpu::Memory),
+}
+
+/// Launches in order.
+pub(crate) enum Launches<'p> {
+    Driver(Vec<cuda::Prepared>),
+    Emulator(Vec<Launch<'p>>),
 }
 
 /// Checks a call and makes its launches; nothing is started.
@@ -327,8 +372,8 @@ pub(crate) fn ready<'p>(
         return Err(Error::OtherDevice { loaded, stream });
     }
     operands.check(stream, attention)?;
-    let (plan, functions) = match &attention.by {
-        By::Kernels(plan, functions) => (plan, functions),
+    let (plan, templates) = match &attention.by {
+        By::Kernels(plan, templates) => (plan, templates),
         By::Cpu(problem, layout) => {
             let at = |slice: &DeviceSlice<'_>| slice.address as usize as *mut u8;
             let memory = cpu::Memory {
@@ -379,21 +424,22 @@ pub(crate) fn ready<'p>(
         v_descale,
         workspaces,
     };
-    let launches = plan.kernels.launches(&buffers, inner.backing.multiprocessors())?;
-    let prepared = match &inner.backing {
-        Backing::Cuda(stream) => {
-            let prepare = |(function, launch)| stream.prepare_compiled(cuda::Function::clone(function), launch);
-            functions.iter().zip(&launches).map(prepare).collect::<Result<_, _>>()?
+    let launches = match &inner.backing {
+        Backing::Cuda(_) => {
+            plan.kernels.check(&buffers)?;
+            Launches::Driver(templates.iter().map(|template| template.launch(&buffers)).collect::<Result<_, _>>()?)
         }
-        Backing::Cpu(_) | Backing::Emulator(_) => Vec::new(),
+        backing @ (Backing::Cpu(_) | Backing::Emulator(_)) => {
+            Launches::Emulator(plan.kernels.launches(&buffers, backing.multiprocessors())?)
+        }
     };
-    Ok(Ready::Kernels { launches, prepared, zero })
+    Ok(Ready::Kernels { launches, zero })
 }
 
 /// Starts a call.
 pub(crate) fn start(inner: &mut Inner, ready: &Ready<'_>) -> Result<(), Error> {
-    let (launches, prepared, zero) = match ready {
-        Ready::Kernels { launches, prepared, zero } => (launches, prepared, zero),
+    let (launches, zero) = match ready {
+        Ready::Kernels { launches, zero } => (launches, zero),
         Ready::Cpu(problem, layout, memory) => {
             // SAFETY: `Operands::check` found each tensor as large and as aligned as it must be, in memory that is the call's:
             // of this stream's buffers, or as whoever borrowed it vouches; `layout::check` that rows of `out` do not overlap.
@@ -401,22 +447,22 @@ pub(crate) fn start(inner: &mut Inner, ready: &Ready<'_>) -> Result<(), Error> {
             return Ok(());
         }
     };
-    match &mut inner.backing {
-        Backing::Cuda(stream) => {
+    match (&mut inner.backing, launches) {
+        (Backing::Cuda(stream), Launches::Driver(launches)) => {
             if let Some((address, bytes)) = *zero {
                 // SAFETY: the workspace is the caller's for this call and at least so long: `Operands::check`.
                 unsafe { stream.fill_unchecked(address, bytes, 0)? };
             }
-            prepared.iter().try_for_each(|launch| stream.enqueue(launch))?;
+            launches.iter().try_for_each(|launch| stream.enqueue(launch))?;
         }
-        // Kernels are loaded for no such device.
-        Backing::Cpu(_) => {}
-        Backing::Emulator(device) => {
+        (Backing::Emulator(device), Launches::Emulator(launches)) => {
             if let Some((address, bytes)) = *zero {
                 device.write(address, &vec![0; bytes as usize])?;
             }
             launches.iter().try_for_each(|launch| device.launch(launch).map(|_| ()))?;
         }
+        // `ready` made them for the stream's device, and for the processor none.
+        _ => {}
     }
     Ok(())
 }

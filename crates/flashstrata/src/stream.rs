@@ -170,9 +170,25 @@ pub(crate) struct Inner {
 impl Inner {
     /// Addresses for a plan's workspaces in memory of the stream's own.
     pub fn own_workspaces(&mut self, plan: &Plan) -> Result<Vec<u64>, Error> {
+        let parts = plan.workspace_parts();
+        if parts.is_empty() {
+            return Ok(Vec::new());
+        }
         let zeroed_bytes = plan.zeroed_bytes();
         let begin = zeroed_bytes.next_multiple_of(crate::WORKSPACE_ALIGNMENT);
         let scratch_bytes = plan.workspace_bytes().saturating_sub(begin);
+        if let Backing::Cuda(stream) = &mut self.backing
+            && stream.is_borrowed()
+        {
+            // Its owner may record it to graphs, which write there whenever they are replayed: what was once used stays. It grows
+            // by half at least, so that all together is a small multiple of the last.
+            for (own, needed) in [(&mut self.zeroed, zeroed_bytes), (&mut self.scratch, scratch_bytes)] {
+                if needed > own.bytes {
+                    let bytes = needed.max(own.bytes.saturating_add(own.bytes / 2));
+                    *own = Own { address: stream.alloc_apart(bytes)?, bytes };
+                }
+            }
+        }
         if zeroed_bytes > self.zeroed.bytes {
             let address = self.backing.alloc(zeroed_bytes)?;
             self.backing.zero(address, zeroed_bytes)?;
@@ -189,7 +205,7 @@ impl Inner {
             true => self.zeroed.address + part.offset,
             false => self.scratch.address + part.offset - begin,
         };
-        Ok(plan.workspace_parts().into_iter().map(address).collect())
+        Ok(parts.into_iter().map(address).collect())
     }
 
     fn give_back(&mut self, own: Own) -> Result<(), Error> {
@@ -449,7 +465,7 @@ impl DeviceBuffer {
 
     /// All of it, to read.
     pub fn slice(&self) -> DeviceSlice<'_> {
-        DeviceSlice { address: self.address, bytes: self.bytes, owner: Some(self.owner()), lives: PhantomData }
+        DeviceSlice { address: self.address, bytes: self.bytes, owner: Owner::Stream(self.owner()), lives: PhantomData }
     }
 
     /// All of it, to write.
@@ -504,13 +520,23 @@ impl Drop for DeviceBuffer {
     }
 }
 
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// A buffer's of the stream with this identity.
+    Stream(usize),
+    /// Somebody else's: the driver is asked where it is.
+    Unknown,
+    /// Somebody else's, who knows where it is.
+    Known,
+}
+
 /// Device memory that a call reads: a buffer's, or somebody else's.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceSlice<'a> {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// The stream whose buffer it is; `None` when it is borrowed.
-    pub(crate) owner: Option<usize>,
+    pub(crate) owner: Owner,
     lives: PhantomData<&'a ()>,
 }
 
@@ -520,7 +546,15 @@ impl DeviceSlice<'_> {
     /// # Safety
     /// The bytes are device memory, stay allocated until the call has ended, and nothing writes them meanwhile.
     pub unsafe fn borrow(address: u64, bytes: u64) -> Self {
-        Self { address, bytes, owner: None, lives: PhantomData }
+        Self { address, bytes, owner: Owner::Unknown, lives: PhantomData }
+    }
+
+    /// The same of memory whose device the caller knows: the driver, which takes its time to answer, is not asked for it.
+    ///
+    /// # Safety
+    /// As [`DeviceSlice::borrow`], and the device is that of the stream that it goes to.
+    pub unsafe fn borrow_known(address: u64, bytes: u64) -> Self {
+        Self { address, bytes, owner: Owner::Known, lives: PhantomData }
     }
 
     /// The part from `offset` bytes on; `None` when that is past its end.
@@ -551,6 +585,15 @@ impl DeviceSliceMut<'_> {
     pub unsafe fn borrow(address: u64, bytes: u64) -> Self {
         // SAFETY: the caller vouches for more.
         Self { slice: unsafe { DeviceSlice::borrow(address, bytes) }, lives: PhantomData }
+    }
+
+    /// The same of memory whose device the caller knows: the driver is not asked for it.
+    ///
+    /// # Safety
+    /// As [`DeviceSliceMut::borrow`], and the device is that of the stream that it goes to.
+    pub unsafe fn borrow_known(address: u64, bytes: u64) -> Self {
+        // SAFETY: the caller vouches for more.
+        Self { slice: unsafe { DeviceSlice::borrow_known(address, bytes) }, lives: PhantomData }
     }
 
     /// The part from `offset` bytes on; `None` when that is past its end.

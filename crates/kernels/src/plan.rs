@@ -409,6 +409,33 @@ pub struct Buffers {
     pub workspaces: Vec<u64>,
 }
 
+impl Buffers {
+    /// The address of one; 0 of a workspace that is not there.
+    pub fn address(&self, buffer: Buffer) -> u64 {
+        match buffer {
+            Buffer::Q => self.q,
+            Buffer::K => self.k,
+            Buffer::V => self.v,
+            Buffer::Out => self.out,
+            Buffer::Lse => self.lse,
+            Buffer::CuSeqlensQ => self.cu_seqlens_q,
+            Buffer::CuSeqlensK => self.cu_seqlens_k,
+            Buffer::AlibiSlopes => self.alibi_slopes,
+            Buffer::KNew => self.k_new,
+            Buffer::VNew => self.v_new,
+            Buffer::RotaryCos => self.rotary_cos,
+            Buffer::RotarySin => self.rotary_sin,
+            Buffer::QDescale => self.q_descale,
+            Buffer::KDescale => self.k_descale,
+            Buffer::VDescale => self.v_descale,
+            Buffer::CacheSeqlens => self.cache_seqlens,
+            Buffer::CacheBatchIdx => self.cache_batch_idx,
+            Buffer::BlockTable => self.block_table,
+            Buffer::Workspace(index) => self.workspaces.get(index).copied().unwrap_or(0),
+        }
+    }
+}
+
 /// One launch of a plan.
 #[derive(Clone, Debug)]
 pub struct LaunchPlan {
@@ -1264,15 +1291,14 @@ fn in_63_bits(argument: &'static str, bytes: u128) -> Result<u64, PlanError> {
 }
 
 impl Plan {
-    /// The launches on a backend's addresses, to run one after the other. Where CTAs stay, no more are launched than there are
-    /// `multiprocessors`, if those are said; otherwise one for each tile.
+    /// Whether the launches can run on these addresses.
     ///
     /// # Errors
     /// When an address is not aligned as the layout said, or there are not as many workspaces as the plan has.
-    pub fn launches(&self, buffers: &Buffers, multiprocessors: Option<u32>) -> Result<Vec<Launch<'_>>, PlanError> {
+    pub fn check(&self, buffers: &Buffers) -> Result<(), PlanError> {
         // Nothing runs, so nothing is read: tensors without an element may be anywhere.
         if self.launches.is_empty() {
-            return Ok(Vec::new());
+            return Ok(());
         }
         let (given, needed) = (buffers.workspaces.len(), self.workspaces.len());
         if given != needed {
@@ -1286,31 +1312,20 @@ impl Plan {
                 return Err(PlanError::Misaligned { argument, address, alignment });
             }
         }
-        let address = |buffer: Buffer| match buffer {
-            Buffer::Q => buffers.q,
-            Buffer::K => buffers.k,
-            Buffer::V => buffers.v,
-            Buffer::Out => buffers.out,
-            Buffer::Lse => buffers.lse,
-            Buffer::CuSeqlensQ => buffers.cu_seqlens_q,
-            Buffer::CuSeqlensK => buffers.cu_seqlens_k,
-            Buffer::QDescale => buffers.q_descale,
-            Buffer::KDescale => buffers.k_descale,
-            Buffer::VDescale => buffers.v_descale,
-            Buffer::AlibiSlopes => buffers.alibi_slopes,
-            Buffer::KNew => buffers.k_new,
-            Buffer::VNew => buffers.v_new,
-            Buffer::RotaryCos => buffers.rotary_cos,
-            Buffer::RotarySin => buffers.rotary_sin,
-            Buffer::CacheSeqlens => buffers.cache_seqlens,
-            Buffer::CacheBatchIdx => buffers.cache_batch_idx,
-            Buffer::BlockTable => buffers.block_table,
-            Buffer::Workspace(index) => buffers.workspaces.get(index).copied().unwrap_or(0),
-        };
+        Ok(())
+    }
+
+    /// The launches on a backend's addresses, to run one after the other. Where CTAs stay, no more are launched than there are
+    /// `multiprocessors`, if those are said; otherwise one for each tile.
+    ///
+    /// # Errors
+    /// As [`Plan::check`].
+    pub fn launches(&self, buffers: &Buffers, multiprocessors: Option<u32>) -> Result<Vec<Launch<'_>>, PlanError> {
+        self.check(buffers)?;
         let argument = |argument: &ArgRef| match *argument {
-            ArgRef::Buffer(buffer) => Argument::Pointer(address(buffer)),
+            ArgRef::Buffer(buffer) => Argument::Pointer(buffers.address(buffer)),
             ArgRef::TensorMap(buffer, ref map) => {
-                Argument::TensorMap(Box::new(TensorMap { address: address(buffer), ..*map.clone() }))
+                Argument::TensorMap(Box::new(TensorMap { address: buffers.address(buffer), ..*map.clone() }))
             }
             ArgRef::S32(value) => Argument::S32(value),
             ArgRef::U32(value) => Argument::U32(value),
