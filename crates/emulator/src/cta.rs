@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use crate::cluster::{Away, ClusterBarrier};
 use crate::copy::Copies;
 use crate::fault::{Fault, FaultKind, RunError};
+use crate::global_race::ClusterRaces;
 use crate::lane_race::LaneRaces;
 use crate::mbarrier::Mbarrier;
 use crate::pattern::Shapes;
 use crate::program::Program;
 use crate::proxy::Proxy;
-use crate::race::{Access, Clock, Expand, Race, Races, Read};
+use crate::race::{Access, Clock, Expand, Race, Races, Read, Stamp};
 use crate::report::InstructionCounters;
 use crate::run::Job;
 use crate::small::RegisterRequest;
@@ -63,6 +64,14 @@ pub(crate) enum Stop {
     Done,
 }
 
+/// A tensor map that a warp wrote: the instruction, when, and the fences after it.
+#[derive(Clone, Debug)]
+pub(crate) struct WrittenMap {
+    pub position: usize,
+    pub then: Stamp,
+    pub fences: Vec<Stamp>,
+}
+
 /// A warp's arrival at a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arrival {
@@ -113,10 +122,12 @@ pub(crate) struct Worker<'a> {
     pub peers: Vec<Away>,
     pub cluster_barrier: ClusterBarrier,
     pub copies: Copies,
-    /// Tensor maps in global memory that the cluster wrote and has not fenced since: the instruction, by address.
-    pub maps: HashMap<u64, usize>,
+    /// Tensor maps in global memory that the cluster wrote, by address.
+    pub maps: HashMap<u64, WrittenMap>,
     /// The linear index of the cluster that runs.
     pub cluster: u32,
+    /// Where races on global memory are looked for.
+    pub cluster_races: ClusterRaces,
     /// What atomics on shared memory have released, by rank and address.
     pub flags: HashMap<(usize, u32), Clock>,
     /// Counts what may let somebody go on who waits.
@@ -161,6 +172,7 @@ impl<'a> Worker<'a> {
             copies: Copies::default(),
             maps: HashMap::new(),
             cluster: 0,
+            cluster_races: ClusterRaces::default(),
             flags: HashMap::new(),
             progress: 0,
             clock: 0,
@@ -181,6 +193,7 @@ impl<'a> Worker<'a> {
         self.copies.clear();
         self.maps.clear();
         self.flags.clear();
+        self.cluster_races.clear();
         self.cluster = cluster as u32;
         self.progress = 0;
         self.random = self.job.seed(cluster);

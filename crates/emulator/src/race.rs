@@ -48,6 +48,11 @@ impl Clock {
         self.0.clear();
     }
 
+    /// Whether what was done then is ordered before whoever holds this.
+    pub(crate) fn knows(&self, then: Stamp) -> bool {
+        self.of(then.agent as usize) > then.epoch
+    }
+
     /// Whether it knows nothing.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -87,6 +92,13 @@ pub(crate) struct Touches {
     log: Vec<Logged>,
 }
 
+/// When something was done: the agent, and which of its intervals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub agent: u32,
+    pub epoch: u32,
+}
+
 /// What an agent did between two synchronisations.
 #[derive(Debug, Default)]
 pub(crate) struct Interval {
@@ -100,6 +112,8 @@ pub(crate) struct Interval {
     own: Touches,
     /// What it touched of other CTAs' memory.
     guests: Vec<(usize, Touches)>,
+    /// Whether it did what is noted elsewhere by its epoch.
+    elsewhere: bool,
 }
 
 /// A read by a warp: the shape of its addresses and the address of the first active lane.
@@ -169,6 +183,8 @@ pub(crate) struct Races {
     /// The last epoch of each copy engine.
     engines: Vec<u32>,
     turn: usize,
+    /// Whether something had to be forgotten, so that a race may have been missed.
+    pub forgot: bool,
 }
 
 impl Touches {
@@ -361,6 +377,22 @@ impl Interval {
         self.own.is_empty() && self.guests.iter().all(|(_, touches)| touches.is_empty())
     }
 
+    /// When whatever the warp does now is done.
+    pub(crate) fn now(&self) -> Stamp {
+        Stamp { agent: self.agent as u32, epoch: self.epoch }
+    }
+
+    /// As [`Interval::now`], of what is noted elsewhere: the interval ends when the warp next releases what it did.
+    pub(crate) fn stamp(&mut self) -> Stamp {
+        self.elsewhere = true;
+        self.now()
+    }
+
+    /// Whether what was done then is ordered before what the warp does now.
+    pub(crate) fn is_after(&self, then: Stamp) -> bool {
+        self.agent == then.agent as usize || self.clock.knows(then)
+    }
+
     /// Whether all that `clock` says was ordered before this interval when it began.
     pub(crate) fn knows(&self, clock: &Clock) -> bool {
         self.clock.covers(clock)
@@ -435,7 +467,7 @@ impl Races {
     }
 
     fn begin(&mut self, agent: usize, epoch: u32, clock: Clock, home: usize) -> Interval {
-        Interval { agent, epoch, clock, home, own: self.take(), guests: Vec::new() }
+        Interval { agent, epoch, clock, home, own: self.take(), guests: Vec::new(), elsewhere: false }
     }
 
     fn all_open(&self) -> impl Iterator<Item = &Interval> {
@@ -482,7 +514,7 @@ impl Races {
 
     /// What whoever synchronises with a warp of the running CTA at this point learns.
     pub(crate) fn release(&mut self, warp: usize, expand: &impl Expand) -> Result<Clock, Race> {
-        if !self.open[warp].is_empty() {
+        if !self.open[warp].is_empty() || self.open[warp].elsewhere {
             self.close(warp, expand)?;
         }
         let open = &self.open[warp];
@@ -510,6 +542,7 @@ impl Races {
                 self.engines.push(0);
                 return self.engines.len() - 1;
             }
+            self.forgot = true;
             self.turn = (self.turn + 1) % ENGINES;
             self.turn
         });
@@ -560,10 +593,12 @@ impl Races {
     }
 
     fn keep(&mut self, ended: Interval) {
+        self.forgot |= ended.own.log.len() >= LOGGED;
         if self.closed.len() >= REMEMBERED {
             self.retire();
         }
         if self.closed.len() >= REMEMBERED {
+            self.forgot = true;
             let oldest = self.closed.remove(0);
             recycle(&mut self.pool, oldest);
         }
