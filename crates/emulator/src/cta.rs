@@ -45,11 +45,12 @@ pub(crate) struct Barrier {
     arrived: u32,
     /// Threads that complete it, once somebody has said.
     expected: Option<u32>,
-    /// Warps that arrived, and those of them that wait.
-    warps: u64,
+    /// Warps that wait.
     waiting: u64,
     /// `bar.red`: threads whose predicate holds.
     votes: u32,
+    /// What those released that arrived and do not wait.
+    released: Clock,
 }
 
 /// Why a warp stopped running.
@@ -309,7 +310,8 @@ impl<'a> Worker<'a> {
         let shared = Shared { program: self.program, shapes: &self.shapes };
         self.races.end(index, &shared).map_err(|race| self.race_failure(race))?;
         for id in 0..BARRIERS {
-            self.complete(warps, id)?;
+            // Who is let go so does not learn what the warp did.
+            self.races.forgot |= self.complete(warps, id)?;
         }
         if warps.iter().all(|warp| warp.state == State::Done) {
             self.end_register_requests()?;
@@ -331,7 +333,14 @@ impl<'a> Worker<'a> {
         let pc = warps[index].pc;
         let fail = |kind| Box::new((kind, pc, index, warps[index].active.trailing_zeros() & 31));
         let Arrival { id, threads, waits, votes } = arrival;
-        let Some(barrier) = self.barriers.get_mut(id as usize) else { return Err(fail(FaultKind::BarrierId { id })) };
+        if id >= BARRIERS {
+            return Err(fail(FaultKind::BarrierId { id }));
+        }
+        let released = if waits { Clock::default() } else { self.release(index)? };
+        if !waits {
+            self.lanes_meet(index);
+        }
+        let barrier = &mut self.barriers[id as usize];
         if let Some(threads) = threads {
             let limit = 32 * warps.len() as u32;
             if threads == 0 || threads % 32 != 0 || threads > limit {
@@ -346,37 +355,39 @@ impl<'a> Worker<'a> {
         }
         self.progress += 1;
         barrier.arrived += 32;
-        barrier.warps |= 1 << index;
         barrier.votes += votes;
+        barrier.released.join(&released);
         if waits {
             barrier.waiting |= 1 << index;
             warps[index].state = State::Waiting(id);
+            self.fold_writes(index);
+            let shared = Shared { program: self.program, shapes: &self.shapes };
+            self.races.wait(index, &shared).map_err(|race| self.race_failure(race))?;
         } else {
             warps[index].pc += 1;
         }
-        self.complete(warps, id)
+        self.complete(warps, id).map(|_| ())
     }
 
-    /// Lets the waiting warps go if enough threads have arrived.
-    fn complete(&mut self, warps: &mut [Warp], id: u32) -> Result<(), Fail> {
+    /// Lets the waiting warps go if enough threads have arrived; whether it did.
+    fn complete(&mut self, warps: &mut [Warp], id: u32) -> Result<bool, Fail> {
         let live = 32 * warps.iter().filter(|warp| warp.state != State::Done).count() as u32;
         let barrier = &mut self.barriers[id as usize];
         let expected = barrier.expected.unwrap_or(live);
         if barrier.arrived == 0 || barrier.arrived < expected {
-            return Ok(());
+            return Ok(false);
         }
         let done = std::mem::take(barrier);
-        for warp in crate::pattern::bits_of(done.warps) {
-            self.fold_writes(warp);
+        for warp in crate::pattern::bits_of(done.waiting) {
             self.lanes_meet(warp);
         }
         let shared = Shared { program: self.program, shapes: &self.shapes };
-        self.races.barrier(done.warps, &shared).map_err(|race| self.race_failure(race))?;
+        self.races.barrier(done.waiting, &done.released, &shared).map_err(|race| self.race_failure(race))?;
         for warp in warps.iter_mut().filter(|warp| done.waiting >> warp.index & 1 == 1) {
             warp.state = State::Ready;
             self.let_go(warp, done.votes, done.arrived);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// A barrier has completed: its instruction gets its result and the warp goes on behind it.

@@ -137,8 +137,8 @@ impl ClusterRaces {
 pub(crate) struct GlobalRaces(Mutex<State>);
 
 impl GlobalRaces {
-    /// Notes an access of a cluster to bytes of an allocation; what it races with, and the byte. `orders` is of an atomic: what a
-    /// copy reduces orders nothing.
+    /// Notes an access of a cluster to bytes of an allocation; what it races with, and the byte. `orders` is of an atomic: whether
+    /// others may learn by it what came before.
     fn note(
         &self,
         cluster: u32,
@@ -221,7 +221,8 @@ impl Worker<'_> {
                 }
             }
         }
-        match races.note(self.cluster, place, access, position as u32, !reduces) {
+        let orders = !reduces && self.program.orders[position].hands_on;
+        match races.note(self.cluster, place, access, position as u32, orders) {
             None => Ok(()),
             Some((other, at)) => {
                 let address = self.job.memory.buffers()[place.0].base() + at;
@@ -285,7 +286,7 @@ mod tests {
         let race = note(&mut clocks, 1, Access::Read, 3);
         assert!(matches!(race, Met::Race(Stamp { agent: 0, .. }, 1, 8)), "{race:?}");
         assert_eq!(note(&mut clocks, 1, Access::Write, 4), Met::Race(clocks.open[0].now(), 2, 8));
-        clocks.barrier(0b11, &Nothing).unwrap();
+        clocks.barrier(0b11, &crate::race::Clock::default(), &Nothing).unwrap();
         assert_eq!(note(&mut clocks, 1, Access::Read, 3), Met::Nothing);
         assert_eq!(note(&mut clocks, 1, Access::Write, 4), Met::Nothing);
         // Two writes may store the same.

@@ -114,6 +114,8 @@ pub(crate) struct Interval {
     guests: Vec<(usize, Touches)>,
     /// Whether it did what is noted elsewhere by its epoch.
     elsewhere: bool,
+    /// Whether its warp waits at a barrier, and will know what whoever arrives last knows.
+    waiting: bool,
 }
 
 /// A read by a warp: the shape of its addresses and the address of the first active lane.
@@ -467,7 +469,7 @@ impl Races {
     }
 
     fn begin(&mut self, agent: usize, epoch: u32, clock: Clock, home: usize) -> Interval {
-        Interval { agent, epoch, clock, home, own: self.take(), guests: Vec::new(), elsewhere: false }
+        Interval { agent, epoch, clock, home, own: self.take(), guests: Vec::new(), elsewhere: false, waiting: false }
     }
 
     fn all_open(&self) -> impl Iterator<Item = &Interval> {
@@ -493,10 +495,18 @@ impl Races {
         }
     }
 
-    /// A barrier of these warps of the running CTA: what they did before it is ordered before what they do after it.
-    pub(crate) fn barrier(&mut self, warps: u64, expand: &impl Expand) -> Result<(), Race> {
+    /// A warp of the running CTA has arrived at a barrier and waits there.
+    pub(crate) fn wait(&mut self, warp: usize, expand: &impl Expand) -> Result<(), Race> {
+        self.close(warp, expand)?;
+        self.open[warp].waiting = true;
+        Ok(())
+    }
+
+    /// A barrier that these warps of the running CTA wait at: what they did before it is ordered before what they do after it, and
+    /// what others `released` who arrived and did not wait.
+    pub(crate) fn barrier(&mut self, warps: u64, released: &Clock, expand: &impl Expand) -> Result<(), Race> {
         let participants = || bits_of(warps);
-        let mut joined = Clock::default();
+        let mut joined = released.clone();
         for warp in participants() {
             joined.join(&self.open[warp].clock);
         }
@@ -622,11 +632,12 @@ impl Races {
         Ok(())
     }
 
-    /// Forgets intervals that every running one follows.
+    /// Forgets intervals that every running one follows: those that wait at barriers will, for whoever lets them go does.
     fn retire(&mut self) {
         let mut index = 0;
         while index < self.closed.len() {
-            let followed = |open: &Interval| self.ended[open.agent] || open.follows(&self.closed[index]);
+            let closed = &self.closed[index];
+            let followed = |open: &Interval| open.waiting || self.ended[open.agent] || open.follows(closed);
             if self.all_open().all(followed) {
                 let done = self.closed.swap_remove(index);
                 recycle(&mut self.pool, done);
@@ -698,7 +709,7 @@ mod tests {
 
         let mut ordered = races(2);
         ordered.open[0].note(1, 0xf0, Access::Write, 3, 0);
-        ordered.barrier(0b11, &Bytes).unwrap();
+        ordered.barrier(0b11, &Clock::default(), &Bytes).unwrap();
         ordered.open[1].note_read(read(5, 64), &Bytes);
         assert_eq!(finish(ordered), Ok(()));
     }
@@ -741,9 +752,43 @@ mod tests {
     fn a_barrier_of_others_orders_nothing() {
         let mut races = races(3);
         races.open[0].note(0, 1, Access::Write, 7, 0);
-        races.barrier(0b110, &Bytes).unwrap();
+        races.barrier(0b110, &Clock::default(), &Bytes).unwrap();
         races.open[1].note(0, 1, Access::Read, 8, 0);
         assert_eq!(finish(races).unwrap_err().agents, (0, 1));
+    }
+
+    #[test]
+    fn who_waits_at_a_barrier_learns_what_came_before_the_last_arrival() {
+        // Warp 1 waits from the start; the intervals of warp 0 need not be kept for it.
+        let mut races = races(2);
+        races.wait(1, &Bytes).unwrap();
+        for _ in 0..2 * REMEMBERED {
+            races.open[0].note(0, 1, Access::Write, 1, 0);
+            let clock = races.release(0, &Bytes).unwrap();
+            races.acquire(0, &clock, &Bytes).unwrap();
+        }
+        assert!(!races.forgot);
+        races.barrier(0b11, &Clock::default(), &Bytes).unwrap();
+        races.open[1].note(0, 1, Access::Read, 2, 0);
+        assert_eq!(finish(races), Ok(()));
+    }
+
+    #[test]
+    fn what_follows_an_arrival_without_a_wait_is_not_ordered() {
+        for (late, races_found) in [(false, false), (true, true)] {
+            let mut races = races(2);
+            races.wait(1, &Bytes).unwrap();
+            if !late {
+                races.open[0].note(0, 1, Access::Write, 1, 0);
+            }
+            let arrived = races.release(0, &Bytes).unwrap();
+            if late {
+                races.open[0].note(0, 1, Access::Write, 1, 0);
+            }
+            races.barrier(0b10, &arrived, &Bytes).unwrap();
+            races.open[1].note(0, 1, Access::Read, 2, 0);
+            assert_eq!(finish(races).is_err(), races_found);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Decoding of what is asynchronous or between CTAs.
 
-use ptx::{Address, Base, Instruction, Modifier, Opcode, Operand, Type};
+use ptx::{Address, Base, Instruction, Kernel, Modifier, Opcode, Operand, Type};
 
 use super::{Code, Decoded, Decoder, Op, PARAM_WINDOW};
 use crate::allocate::Width;
@@ -160,16 +160,26 @@ pub(crate) struct Order {
     pub strong: bool,
     pub releases: bool,
     pub acquires: bool,
+    /// Of a strong one: others may learn by it what came before. They do not by a relaxed `red` in a kernel without fences.
+    pub hands_on: bool,
 }
 
 impl Order {
-    pub(super) fn of(instruction: &Instruction) -> Self {
+    /// Of each instruction, and of the end of the code.
+    pub(super) fn all(kernel: &Kernel) -> Vec<Self> {
+        let fences = kernel.instructions().any(|i| matches!(i.opcode(), Opcode::Fence | Opcode::Membar));
+        let of = |instruction| Self::of(instruction, fences);
+        kernel.instructions().map(of).chain([Self::default()]).collect()
+    }
+
+    fn of(instruction: &Instruction, fences: bool) -> Self {
         let any = |names: &[Modifier]| names.iter().any(|name| instruction.has(*name));
         let is_atomic = matches!(instruction.opcode(), Opcode::Atom | Opcode::Red);
         let acquires = any(&[Modifier::Acquire, Modifier::AcqRel]);
         let releases = any(&[Modifier::Release, Modifier::AcqRel]);
         let named = any(&[Modifier::Volatile, Modifier::Relaxed, Modifier::Mmio]);
-        Self { strong: is_atomic || acquires || releases || named, releases, acquires }
+        let hands_on = fences || releases || acquires || instruction.opcode() != Opcode::Red;
+        Self { strong: is_atomic || acquires || releases || named, releases, acquires, hands_on }
     }
 }
 

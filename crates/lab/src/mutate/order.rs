@@ -20,18 +20,23 @@ pub(super) fn is_determinate(kernel: &Kernel) -> bool {
     let instructions: Vec<_> = kernel.instructions().collect();
     let cfg = Cfg::of(kernel);
     let is_wait = |at: usize| Role::of(instructions[at]) == Some(Role::MbarrierWait);
-    instructions.iter().all(|instruction| !depends_on_speed(instruction))
+    let fences = instructions.iter().any(|instruction| matches!(instruction.opcode(), Opcode::Fence | Opcode::Membar));
+    instructions.iter().all(|instruction| !depends_on_speed(instruction, fences))
         && (0..instructions.len()).filter(|&at| is_wait(at)).all(|at| is_repeated(&instructions, &cfg, at))
 }
 
-fn depends_on_speed(instruction: &Instruction) -> bool {
+fn depends_on_speed(instruction: &Instruction, fences: bool) -> bool {
     let ordered = [Modifier::Volatile, Modifier::Relaxed, Modifier::Acquire, Modifier::Release, Modifier::Mmio];
     let is_clock = |operand: &Operand| {
         use Special::{Clock, Clock64, ClockHi, Globaltimer, GlobaltimerHi, GlobaltimerLo};
         matches!(operand, Operand::Special(Clock | ClockHi | Clock64 | Globaltimer | GlobaltimerHi | GlobaltimerLo))
     };
     match instruction.opcode() {
-        Opcode::Atom | Opcode::Red | Opcode::Griddepcontrol | Opcode::Tcgen05 => true,
+        // Nobody learns by a relaxed one what came before, and what it adds up is the same in any order.
+        Opcode::Red => {
+            fences || ordered.into_iter().any(|modifier| modifier != Modifier::Relaxed && instruction.has(modifier))
+        }
+        Opcode::Atom | Opcode::Griddepcontrol | Opcode::Tcgen05 => true,
         Opcode::Ld | Opcode::St => ordered.into_iter().any(|modifier| instruction.has(modifier)),
         _ => instruction.operands().iter().any(is_clock),
     }
@@ -107,6 +112,9 @@ mod tests {
 
     #[test]
     fn atomics_clocks_and_flags_depend_on_speed() {
+        assert!(determinate("red.relaxed.gpu.global.add.u32 [%d0], 1;"));
+        assert!(!determinate("red.release.gpu.global.add.u32 [%d0], 1;"));
+        assert!(!determinate("red.relaxed.gpu.global.add.u32 [%d0], 1; fence.acq_rel.gpu;"));
         assert!(determinate("ld.global.u32 %r0, [%d0]; bar.sync 0; st.global.u32 [%d0], %r0;"));
         assert!(!determinate("atom.global.add.u32 %r0, [%d0], 1;"));
         assert!(!determinate("ld.volatile.global.u32 %r0, [%d0];"));
