@@ -360,9 +360,7 @@ impl<'a> Worker<'a> {
         if waits {
             barrier.waiting |= 1 << index;
             warps[index].state = State::Waiting(id);
-            self.fold_writes(index);
-            let shared = Shared { program: self.program, shapes: &self.shapes };
-            self.races.wait(index, &shared).map_err(|race| self.race_failure(race))?;
+            self.wait(index)?;
         } else {
             warps[index].pc += 1;
         }

@@ -96,11 +96,13 @@ impl Worker<'_> {
                     found |= u32::from(is_complete) << lane;
                     wait = wait.or(Some(what));
                 }
+                self.races.go_on(index);
                 if found == 0 && !std::mem::take(&mut warp.timed_out) {
                     if warp.rotate() {
                         return Ok(Flow::Stay);
                     }
                     if let Some(wait) = wait {
+                        self.wait(index)?;
                         warp.state = State::Parked(wait);
                         return Ok(Flow::Stop(Stop::Pause));
                     }

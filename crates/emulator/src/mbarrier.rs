@@ -358,6 +358,13 @@ impl Worker<'_> {
         self.races.acquire(warp.index, clock, &shared).map_err(|race| self.race_failure(race))
     }
 
+    /// A warp begins to wait.
+    pub(crate) fn wait(&mut self, warp: usize) -> Result<(), Fail> {
+        self.fold_writes(warp);
+        let shared = Shared { program: self.program, shapes: &self.shapes };
+        self.races.wait(warp, &shared).map_err(|race| self.race_failure(race))
+    }
+
     /// What a warp releases at this point.
     pub(crate) fn release(&mut self, warp: usize) -> Result<Clock, Fail> {
         self.fold_writes(warp);

@@ -114,8 +114,10 @@ pub(crate) struct Interval {
     guests: Vec<(usize, Touches)>,
     /// Whether it did what is noted elsewhere by its epoch.
     elsewhere: bool,
-    /// Whether its warp waits at a barrier, and will know what whoever arrives last knows.
+    /// Whether its warp waits, so that it need not be compared with what ends in the meantime: it will know what whoever lets it go
+    /// knows. What was forgotten for that reason it must then follow.
     waiting: bool,
+    owed: Clock,
 }
 
 /// A read by a warp: the shape of its addresses and the address of the first active lane.
@@ -469,7 +471,17 @@ impl Races {
     }
 
     fn begin(&mut self, agent: usize, epoch: u32, clock: Clock, home: usize) -> Interval {
-        Interval { agent, epoch, clock, home, own: self.take(), guests: Vec::new(), elsewhere: false, waiting: false }
+        Interval {
+            agent,
+            epoch,
+            clock,
+            home,
+            own: self.take(),
+            guests: Vec::new(),
+            elsewhere: false,
+            waiting: false,
+            owed: Clock::default(),
+        }
     }
 
     fn all_open(&self) -> impl Iterator<Item = &Interval> {
@@ -495,11 +507,20 @@ impl Races {
         }
     }
 
-    /// A warp of the running CTA has arrived at a barrier and waits there.
+    /// A warp of the running CTA begins to wait at a barrier or for an mbarrier.
     pub(crate) fn wait(&mut self, warp: usize, expand: &impl Expand) -> Result<(), Race> {
         self.close(warp, expand)?;
         self.open[warp].waiting = true;
         Ok(())
+    }
+
+    /// A warp of the running CTA goes on, if it has waited for an mbarrier.
+    pub(crate) fn go_on(&mut self, warp: usize) {
+        let open = &mut self.open[warp];
+        if std::mem::take(&mut open.waiting) {
+            let owed = std::mem::take(&mut open.owed);
+            self.forgot |= !open.clock.covers(&owed);
+        }
     }
 
     /// A barrier that these warps of the running CTA wait at: what they did before it is ordered before what they do after it, and
@@ -515,7 +536,9 @@ impl Races {
             joined.set(open.agent, open.epoch + 1);
         }
         for warp in participants() {
+            let owed = std::mem::take(&mut self.open[warp].owed);
             self.close(warp, expand)?;
+            self.forgot |= !joined.covers(&owed);
             self.open[warp].clock.clone_from(&joined);
         }
         self.retire();
@@ -632,13 +655,19 @@ impl Races {
         Ok(())
     }
 
-    /// Forgets intervals that every running one follows: those that wait at barriers will, for whoever lets them go does.
+    /// Forgets intervals that every running one follows. Those that wait will, for whoever lets them go does.
     fn retire(&mut self) {
         let mut index = 0;
         while index < self.closed.len() {
             let closed = &self.closed[index];
             let followed = |open: &Interval| open.waiting || self.ended[open.agent] || open.follows(closed);
             if self.all_open().all(followed) {
+                let (agent, epoch) = (closed.agent, closed.epoch + 1);
+                for open in self.open.iter_mut().chain(self.away.iter_mut().flatten()).filter(|open| open.waiting) {
+                    if open.clock.of(agent) < epoch && open.owed.of(agent) < epoch {
+                        open.owed.set(agent, epoch);
+                    }
+                }
                 let done = self.closed.swap_remove(index);
                 recycle(&mut self.pool, done);
             } else {
@@ -755,6 +784,19 @@ mod tests {
         races.barrier(0b110, &Clock::default(), &Bytes).unwrap();
         races.open[1].note(0, 1, Access::Read, 8, 0);
         assert_eq!(finish(races).unwrap_err().agents, (0, 1));
+    }
+
+    #[test]
+    fn who_waits_must_learn_what_was_forgotten_for_it() {
+        let mut races = races(3);
+        races.wait(1, &Bytes).unwrap();
+        let early = races.release(2, &Bytes).unwrap();
+        races.open[0].note(0, 1, Access::Write, 1, 0);
+        races.barrier(0b101, &Clock::default(), &Bytes).unwrap();
+        assert!(races.closed.is_empty());
+        races.acquire(1, &early, &Bytes).unwrap();
+        races.go_on(1);
+        assert!(races.forgot);
     }
 
     #[test]

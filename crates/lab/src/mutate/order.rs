@@ -2,7 +2,7 @@
 //!
 //! Where threads synchronise in ways alone whose outcome does not depend on the schedule, one execution in which no two conflicting
 //! accesses are unordered stands for all: each thread then reads what it read, whatever the schedule, goes the same way, and so
-//! synchronises the same (Netzer and Miller, "What are race conditions?", 1992, on executions with the same feasible order). The
+//! synchronises the same (Netzer and Miller, "What are race conditions?", 1992). The
 //! emulator orders accesses by vector clocks, asynchronous copies and products among them, and says whether it compared all
 //! ([`emulator::Report::races_complete`]). What a `cp.async` writes counts at its start in an eager run, at its wait in a lazy one, and
 //! is watched in between, so that both are asked.
@@ -11,7 +11,7 @@
 //! phases the emulator reports one that may end before another warp has seen the one before. Atomics, strong loads and stores,
 //! clocks, other grids, and tests of an mbarrier that the kernel does not repeat until they hold do not.
 
-use ptx::{Cfg, Instruction, Kernel, Modifier, Opcode, Operand, Special};
+use ptx::{Cfg, Instruction, Kernel, Opcode, Operand, Special};
 
 use super::mutation::Role;
 
@@ -20,26 +20,18 @@ pub(super) fn is_determinate(kernel: &Kernel) -> bool {
     let instructions: Vec<_> = kernel.instructions().collect();
     let cfg = Cfg::of(kernel);
     let is_wait = |at: usize| Role::of(instructions[at]) == Some(Role::MbarrierWait);
-    let fences = instructions.iter().any(|instruction| matches!(instruction.opcode(), Opcode::Fence | Opcode::Membar));
-    instructions.iter().all(|instruction| !depends_on_speed(instruction, fences))
+    !emulator::hands_on(kernel).contains(&true)
+        && instructions.iter().all(|instruction| !depends_on_speed(instruction))
         && (0..instructions.len()).filter(|&at| is_wait(at)).all(|at| is_repeated(&instructions, &cfg, at))
 }
 
-fn depends_on_speed(instruction: &Instruction, fences: bool) -> bool {
-    let ordered = [Modifier::Volatile, Modifier::Relaxed, Modifier::Acquire, Modifier::Release, Modifier::Mmio];
+fn depends_on_speed(instruction: &Instruction) -> bool {
+    use Special::{Clock, Clock64, ClockHi, Globaltimer, GlobaltimerHi, GlobaltimerLo};
     let is_clock = |operand: &Operand| {
-        use Special::{Clock, Clock64, ClockHi, Globaltimer, GlobaltimerHi, GlobaltimerLo};
         matches!(operand, Operand::Special(Clock | ClockHi | Clock64 | Globaltimer | GlobaltimerHi | GlobaltimerLo))
     };
-    match instruction.opcode() {
-        // Nobody learns by a relaxed one what came before, and what it adds up is the same in any order.
-        Opcode::Red => {
-            fences || ordered.into_iter().any(|modifier| modifier != Modifier::Relaxed && instruction.has(modifier))
-        }
-        Opcode::Atom | Opcode::Griddepcontrol | Opcode::Tcgen05 => true,
-        Opcode::Ld | Opcode::St => ordered.into_iter().any(|modifier| instruction.has(modifier)),
-        _ => instruction.operands().iter().any(is_clock),
-    }
+    matches!(instruction.opcode(), Opcode::Griddepcontrol | Opcode::Tcgen05)
+        || instruction.operands().iter().any(is_clock)
 }
 
 /// Instructions between two tests of an mbarrier at most.
@@ -116,7 +108,8 @@ mod tests {
         assert!(!determinate("red.release.gpu.global.add.u32 [%d0], 1;"));
         assert!(!determinate("red.relaxed.gpu.global.add.u32 [%d0], 1; fence.acq_rel.gpu;"));
         assert!(determinate("ld.global.u32 %r0, [%d0]; bar.sync 0; st.global.u32 [%d0], %r0;"));
-        assert!(!determinate("atom.global.add.u32 %r0, [%d0], 1;"));
+        assert!(determinate("atom.global.add.u32 %r0, [%d0], 1;"));
+        assert!(!determinate("atom.global.add.u32 %r0, [%d0], 1; st.global.u32 [%d0+4], %r0;"));
         assert!(!determinate("ld.volatile.global.u32 %r0, [%d0];"));
         assert!(!determinate("mov.u32 %r0, %clock;"));
     }
