@@ -514,7 +514,7 @@ impl Races {
         Ok(())
     }
 
-    /// A warp of the running CTA goes on, if it has waited for an mbarrier.
+    /// A warp of the running CTA goes on, if it has waited; now it knows what whoever let it go knew.
     pub(crate) fn go_on(&mut self, warp: usize) {
         let open = &mut self.open[warp];
         if std::mem::take(&mut open.waiting) {
@@ -536,10 +536,9 @@ impl Races {
             joined.set(open.agent, open.epoch + 1);
         }
         for warp in participants() {
-            let owed = std::mem::take(&mut self.open[warp].owed);
             self.close(warp, expand)?;
-            self.forgot |= !joined.covers(&owed);
             self.open[warp].clock.clone_from(&joined);
+            self.go_on(warp);
         }
         self.retire();
         Ok(())
@@ -562,6 +561,7 @@ impl Races {
             self.close(warp, expand)?;
         }
         self.open[warp].clock.join(clock);
+        self.go_on(warp);
         self.retire();
         Ok(())
     }
@@ -616,6 +616,8 @@ impl Races {
         let (agent, epoch, clock, home) = (open.agent, open.epoch + 1, open.clock.clone(), open.home);
         let next = self.begin(agent, epoch, clock, home);
         let mut ended = std::mem::replace(&mut self.open[warp], next);
+        self.open[warp].waiting = ended.waiting;
+        self.open[warp].owed = std::mem::take(&mut ended.owed);
         if ended.is_empty() {
             recycle(&mut self.pool, ended);
             return Ok(());
@@ -655,12 +657,14 @@ impl Races {
         Ok(())
     }
 
-    /// Forgets intervals that every running one follows. Those that wait will, for whoever lets them go does.
+    /// Forgets intervals that every running one follows. Those that wait will, for whoever lets them go does; but other CTAs of the
+    /// cluster, which may end before that.
     fn retire(&mut self) {
         let mut index = 0;
         while index < self.closed.len() {
             let closed = &self.closed[index];
-            let followed = |open: &Interval| open.waiting || self.ended[open.agent] || open.follows(closed);
+            let alone = |open: &Interval| open.waiting && open.home == closed.home && closed.guests.is_empty();
+            let followed = |open: &Interval| alone(open) || self.ended[open.agent] || open.follows(closed);
             if self.all_open().all(followed) {
                 let (agent, epoch) = (closed.agent, closed.epoch + 1);
                 for open in self.open.iter_mut().chain(self.away.iter_mut().flatten()).filter(|open| open.waiting) {
@@ -794,8 +798,9 @@ mod tests {
         races.open[0].note(0, 1, Access::Write, 1, 0);
         races.barrier(0b101, &Clock::default(), &Bytes).unwrap();
         assert!(races.closed.is_empty());
+        // The mbarrier is looked at before what arrivals released is known.
+        races.open[1].note(1, 1, Access::Atomic, 2, 0);
         races.acquire(1, &early, &Bytes).unwrap();
-        races.go_on(1);
         assert!(races.forgot);
     }
 
