@@ -9,13 +9,14 @@ use lab::probe::policy_name;
 
 use crate::prose::{self, Style, paragraph};
 
-const COLUMNS: [&str; 10] =
-    ["mutants", "found", "line", "relying", "else", "wrong", "unknown", "same", "by runs", "not run"];
+const COLUMNS: [&str; 11] =
+    ["mutants", "found", "line", "relying", "else", "wrong", "unknown", "same", "by order", "by runs", "not run"];
 
 fn cells(tally: &Tally) -> Vec<String> {
     let elsewhere = tally.found - tally.on_line - tally.relying;
-    let Tally { all, found, on_line, relying, wrong, unexplained, equivalent, by_runs, not_run } = *tally;
-    [all, found, on_line, relying, elsewhere, wrong, unexplained, equivalent, by_runs, not_run].map(count).to_vec()
+    let Tally { all, found, on_line, relying, wrong, unexplained, equivalent, by_order, by_runs, not_run } = *tally;
+    let figures = [all, found, on_line, relying, elsewhere, wrong, unexplained, equivalent, by_order, by_runs, not_run];
+    figures.map(count).to_vec()
 }
 
 /// The report on several kernels, by the names they were asked for.
@@ -46,16 +47,18 @@ pub fn text(mutated: &[(String, Mutated)], color: bool) -> String {
         missed(&mut out, name, mutated);
     }
     let said = format!(
-        "{} of {} mutants that change the meaning are found with the right line: {}.",
+        "{} of {} mutants that change the meaning are found with the right line: {}; {} where those count as missed that the runs \
+         alone show to mean the same.",
         count(all.on_line + all.relying),
         count(all.meaningful()),
-        percent(all.rate())
+        percent(all.rate()),
+        percent(all.strict_rate())
     );
     paragraph(&mut out, "", &said);
     out
 }
 
-/// The mutants of a kernel that were not found, or not with the right line.
+/// The mutants of a kernel that were not found, or not with the right line, or may not have been.
 fn missed(out: &mut String, name: &str, mutated: &Mutated) {
     for tried in &mutated.tried {
         let what = match &tried.verdict {
@@ -64,6 +67,7 @@ fn missed(out: &mut String, name: &str, mutated: &Mutated) {
             }
             Verdict::WrongResult(policy) => format!("wrong result under {}", policy_name(*policy)),
             Verdict::Unexplained => "the result is right, and nothing shows that it always is".into(),
+            Verdict::Equivalent(reason) if reason.is_by_runs() => format!("the runs alone show that {reason}"),
             _ => continue,
         };
         let place = tried.place.as_ref().map(|(file, line)| format!(" ({file}:{line})")).unwrap_or_default();

@@ -193,9 +193,9 @@ fn mutate(settings: Settings, more: &[PathBuf]) -> Result<(), Failure> {
     NOTHING_FINISHED.store(false, Ordering::Relaxed);
     output::print(&mutation_report::text(&all, output::color()))?;
     let tally = all.iter().fold(Tally::default(), |sum, (_, mutated)| sum.and(mutated.tally()));
-    match tally.rate() >= LEAST {
+    match tally.strict_rate() >= LEAST {
         true => Ok(()),
-        false => Err(Failure::No(anyhow!("{} of the mistakes are found", percent(tally.rate())))),
+        false => Err(Failure::No(anyhow!("{} of the mistakes are found", percent(tally.strict_rate())))),
     }
 }
 

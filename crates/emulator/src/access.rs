@@ -487,7 +487,12 @@ fn scattered(
         let offset = address - found.base();
         worker.touched.note(buffer, offset, &[0], direction);
         let access = if direction == Direction::Read { Access::Read } else { Access::Write };
-        worker.note_between_ctas((buffer, offset, bytes.into()), access, site.position, (site.warp, lane as u32))?;
+        worker.note_between_ctas(
+            (buffer, offset, bytes.into()),
+            access,
+            site.position,
+            Some((site.warp, lane as u32)),
+        )?;
         sectors.push(address / crate::pattern::SECTOR);
         each(worker, lane, buffer, offset)?;
     }
@@ -645,7 +650,7 @@ fn note_lanes(
     for (delta, lane) in lanes {
         let offset = placed.offset.wrapping_add_signed(delta.into());
         let place = (placed.buffer, offset, u64::from(memory.lane_bytes()));
-        worker.note_between_ctas(place, access, site.position, (site.warp, lane))?;
+        worker.note_between_ctas(place, access, site.position, Some((site.warp, lane)))?;
     }
     Ok(())
 }
@@ -1137,7 +1142,7 @@ pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask
                 for lane in lanes_of(reading) {
                     let offset = from[lane] - base;
                     let place = (placed.buffer, offset, u64::from(taken(lane)));
-                    worker.note_between_ctas(place, Access::Read, site.position, (site.warp, lane as u32))?;
+                    worker.note_between_ctas(place, Access::Read, site.position, None)?;
                     read(worker, lane, placed.buffer, offset)?;
                 }
             }
@@ -1180,6 +1185,7 @@ pub(crate) fn copy_async(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask
         filling.append(&mut copies);
     }
     if warp.copies.iter().map(Vec::len).sum::<usize>() > MAX_COPIES {
+        worker.races.forgot = true;
         worker.finish_copies(warp, 0, true);
     }
     Ok(())

@@ -172,6 +172,7 @@ impl Worker<'_> {
         self.written_since += 1;
         self.copies.flying.push(copy);
         if self.copies.flying.len() > MAX_FLYING {
+            self.races.forgot = true;
             let oldest = self.copies.flying.remove(0);
             return self.complete_copy(oldest);
         }

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use crate::cluster::{Away, ClusterBarrier};
 use crate::copy::Copies;
 use crate::fault::{Fault, FaultKind, RunError};
+use crate::global_race::ClusterRaces;
 use crate::lane_race::LaneRaces;
 use crate::mbarrier::Mbarrier;
 use crate::pattern::Shapes;
 use crate::program::Program;
 use crate::proxy::Proxy;
-use crate::race::{Access, Clock, Expand, Race, Races, Read};
+use crate::race::{Access, Clock, Expand, Race, Races, Read, Stamp};
 use crate::report::InstructionCounters;
 use crate::run::Job;
 use crate::small::RegisterRequest;
@@ -44,11 +45,12 @@ pub(crate) struct Barrier {
     arrived: u32,
     /// Threads that complete it, once somebody has said.
     expected: Option<u32>,
-    /// Warps that arrived, and those of them that wait.
-    warps: u64,
+    /// Warps that wait.
     waiting: u64,
     /// `bar.red`: threads whose predicate holds.
     votes: u32,
+    /// What those released that arrived and do not wait.
+    released: Clock,
 }
 
 /// Why a warp stopped running.
@@ -61,6 +63,14 @@ pub(crate) enum Stop {
     /// It arrived at a `wgmma`.
     Warpgroup,
     Done,
+}
+
+/// A tensor map that a warp wrote: the instruction, when, and the fences after it.
+#[derive(Clone, Debug)]
+pub(crate) struct WrittenMap {
+    pub position: usize,
+    pub then: Stamp,
+    pub fences: Vec<Stamp>,
 }
 
 /// A warp's arrival at a barrier.
@@ -113,10 +123,12 @@ pub(crate) struct Worker<'a> {
     pub peers: Vec<Away>,
     pub cluster_barrier: ClusterBarrier,
     pub copies: Copies,
-    /// Tensor maps in global memory that the cluster wrote and has not fenced since: the instruction, by address.
-    pub maps: HashMap<u64, usize>,
+    /// Tensor maps in global memory that the cluster wrote, by address.
+    pub maps: HashMap<u64, WrittenMap>,
     /// The linear index of the cluster that runs.
     pub cluster: u32,
+    /// Where races on global memory are looked for.
+    pub cluster_races: ClusterRaces,
     /// What atomics on shared memory have released, by rank and address.
     pub flags: HashMap<(usize, u32), Clock>,
     /// Counts what may let somebody go on who waits.
@@ -161,6 +173,7 @@ impl<'a> Worker<'a> {
             copies: Copies::default(),
             maps: HashMap::new(),
             cluster: 0,
+            cluster_races: ClusterRaces::default(),
             flags: HashMap::new(),
             progress: 0,
             clock: 0,
@@ -181,6 +194,7 @@ impl<'a> Worker<'a> {
         self.copies.clear();
         self.maps.clear();
         self.flags.clear();
+        self.cluster_races.clear();
         self.cluster = cluster as u32;
         self.progress = 0;
         self.random = self.job.seed(cluster);
@@ -296,7 +310,8 @@ impl<'a> Worker<'a> {
         let shared = Shared { program: self.program, shapes: &self.shapes };
         self.races.end(index, &shared).map_err(|race| self.race_failure(race))?;
         for id in 0..BARRIERS {
-            self.complete(warps, id)?;
+            // Who is let go so does not learn what the warp did.
+            self.races.forgot |= self.complete(warps, id)?;
         }
         if warps.iter().all(|warp| warp.state == State::Done) {
             self.end_register_requests()?;
@@ -318,7 +333,14 @@ impl<'a> Worker<'a> {
         let pc = warps[index].pc;
         let fail = |kind| Box::new((kind, pc, index, warps[index].active.trailing_zeros() & 31));
         let Arrival { id, threads, waits, votes } = arrival;
-        let Some(barrier) = self.barriers.get_mut(id as usize) else { return Err(fail(FaultKind::BarrierId { id })) };
+        if id >= BARRIERS {
+            return Err(fail(FaultKind::BarrierId { id }));
+        }
+        let released = if waits { Clock::default() } else { self.release(index)? };
+        if !waits {
+            self.lanes_meet(index);
+        }
+        let barrier = &mut self.barriers[id as usize];
         if let Some(threads) = threads {
             let limit = 32 * warps.len() as u32;
             if threads == 0 || threads % 32 != 0 || threads > limit {
@@ -333,37 +355,37 @@ impl<'a> Worker<'a> {
         }
         self.progress += 1;
         barrier.arrived += 32;
-        barrier.warps |= 1 << index;
         barrier.votes += votes;
+        barrier.released.join(&released);
         if waits {
             barrier.waiting |= 1 << index;
             warps[index].state = State::Waiting(id);
+            self.wait(index)?;
         } else {
             warps[index].pc += 1;
         }
-        self.complete(warps, id)
+        self.complete(warps, id).map(|_| ())
     }
 
-    /// Lets the waiting warps go if enough threads have arrived.
-    fn complete(&mut self, warps: &mut [Warp], id: u32) -> Result<(), Fail> {
+    /// Lets the waiting warps go if enough threads have arrived; whether it did.
+    fn complete(&mut self, warps: &mut [Warp], id: u32) -> Result<bool, Fail> {
         let live = 32 * warps.iter().filter(|warp| warp.state != State::Done).count() as u32;
         let barrier = &mut self.barriers[id as usize];
         let expected = barrier.expected.unwrap_or(live);
         if barrier.arrived == 0 || barrier.arrived < expected {
-            return Ok(());
+            return Ok(false);
         }
         let done = std::mem::take(barrier);
-        for warp in crate::pattern::bits_of(done.warps) {
-            self.fold_writes(warp);
+        for warp in crate::pattern::bits_of(done.waiting) {
             self.lanes_meet(warp);
         }
         let shared = Shared { program: self.program, shapes: &self.shapes };
-        self.races.barrier(done.warps, &shared).map_err(|race| self.race_failure(race))?;
+        self.races.barrier(done.waiting, &done.released, &shared).map_err(|race| self.race_failure(race))?;
         for warp in warps.iter_mut().filter(|warp| done.waiting >> warp.index & 1 == 1) {
             warp.state = State::Ready;
             self.let_go(warp, done.votes, done.arrived);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// A barrier has completed: its instruction gets its result and the warp goes on behind it.

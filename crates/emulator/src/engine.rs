@@ -3,7 +3,7 @@
 use ptx::{Modifier, TensorMap};
 
 use crate::copy::{Piece, Request, Signal, Target};
-use crate::cta::{Fail, Stop, Worker};
+use crate::cta::{Fail, Stop, Worker, WrittenMap};
 use crate::fault::FaultKind;
 use crate::interpret::File;
 use crate::lane_race::LaneAccess;
@@ -96,11 +96,13 @@ impl Worker<'_> {
                     found |= u32::from(is_complete) << lane;
                     wait = wait.or(Some(what));
                 }
+                self.races.go_on(index);
                 if found == 0 && !std::mem::take(&mut warp.timed_out) {
                     if warp.rotate() {
                         return Ok(Flow::Stay);
                     }
                     if let Some(wait) = wait {
+                        self.wait(index)?;
                         warp.state = State::Parked(wait);
                         return Ok(Flow::Stop(Stop::Pause));
                     }
@@ -135,7 +137,13 @@ impl Worker<'_> {
                 if let Some(map) = map {
                     for lane in lanes_of(mask) {
                         let (address, _) = self.generic(warp, *map, lane);
-                        self.maps.remove(&address);
+                        let open = &mut self.races.open[index];
+                        if let Some(map) = self.maps.get_mut(&address).filter(|map| open.is_after(map.then)) {
+                            let now = open.stamp();
+                            if map.fences.iter().all(|fence| fence.agent != now.agent) {
+                                map.fences.push(now);
+                            }
+                        }
                     }
                 }
             }
@@ -268,7 +276,7 @@ impl Worker<'_> {
         buffer.read(offset, into);
         self.note_global(index, offset, into.len() as u64, Direction::Read);
         let place = (index, offset, into.len() as u64);
-        self.note_between_ctas(place, Access::Read, position, (0, 0)).map_err(|fail| fail.0)
+        self.note_between_ctas(place, Access::Read, position, None).map_err(|fail| fail.0)
     }
 
     fn note_global(&mut self, buffer: usize, offset: u64, bytes: u64, direction: Direction) {
@@ -281,7 +289,7 @@ impl Worker<'_> {
     /// Notes what a copy stores, where races between CTAs are looked for.
     fn note_stored(&mut self, place: (usize, u64, u64), reduces: bool, position: usize) -> Result<(), FaultKind> {
         let access = if reduces { Access::Atomic } else { Access::Write };
-        self.note_between_ctas(place, access, position, (0, 0)).map_err(|fail| fail.0)
+        self.note_between_ctas(place, access, position, None).map_err(|fail| fail.0)
     }
 
     /// Reads the running CTA's shared memory for a copy.
@@ -558,8 +566,10 @@ impl Worker<'_> {
     ) -> Result<TensorMap, FaultKind> {
         let (address, _) = self.generic(warp, place, lane);
         let blob = self.map_bytes(address)?;
-        if let Some(&write) = self.maps.get(&address) {
-            return Err(FaultKind::TensorMapFence { address, write: self.job.instruction(write) });
+        let open = &self.races.open[warp.index];
+        let fenced = |map: &WrittenMap| map.fences.iter().any(|fence| open.is_after(*fence));
+        if let Some(map) = self.maps.get(&address).filter(|map| !fenced(map)) {
+            return Err(FaultKind::TensorMapFence { address, write: self.job.instruction(map.position) });
         }
         let map = map::decode(&blob).map_err(|reason| FaultKind::TensorMap { reason })?;
         if map.rank() != coordinates {
@@ -608,7 +618,8 @@ impl Worker<'_> {
             map::replace(&mut blob, field, dimension, new).map_err(refuse)?;
             let (_, buffer, offset) = self.allocation(address, bytes.into())?;
             buffer.write(offset, &blob);
-            self.maps.insert(address, position);
+            let then = self.races.open[warp.index].stamp();
+            self.maps.insert(address, WrittenMap { position, then, fences: Vec::new() });
             return Ok(());
         }
         let own = self.own_shared(warp, place, lane)?;
@@ -668,7 +679,8 @@ impl Worker<'_> {
         place.write(offset, &blob);
         place.mark_written(offset, bytes.into());
         self.note_global(buffer, offset, bytes.into(), Direction::Write);
-        self.maps.insert(address, position);
+        let then = self.races.open[warp.index].stamp();
+        self.maps.insert(address, WrittenMap { position, then, fences: Vec::new() });
         Ok(())
     }
 

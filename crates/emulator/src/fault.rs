@@ -119,9 +119,9 @@ kinds! {
     Race { address: u64, first: String, second: String, other: String }, "race",
         "race on shared address {address:#x}: {first} and {second} access it without a barrier in between, and at least one writes; the other access is {other}",
         "Put a barrier, or an mbarrier's arrival and wait, between the two.";
-    GlobalRace { address: u64, other_cta: String, other: String }, "global_race",
-        "race on global address {address:#x}: CTA {other_cta} accesses it too, nothing orders the two, and at least one writes; the other access is {other}",
-        "Use atomics for both, hand over by a release and an acquire of a flag, or give each CTA bytes of its own.";
+    GlobalRace { address: u64, who: String, other: String }, "global_race",
+        "race on global address {address:#x}: {who} accesses it too, nothing orders the two, and at least one writes; the other access is {other}",
+        "Put a barrier between warps of one CTA; between CTAs use atomics, hand over by a release and an acquire of a flag, or give each bytes of its own.";
     Deadlock { positions: String }, "deadlock",
         "deadlock: nothing can run any more; {positions}",
         "See that every barrier and every mbarrier phase gets all the arrivals and bytes it expects, before somebody waits for it.";
@@ -182,6 +182,9 @@ kinds! {
     MbarrierPhase { address: u32, asked: u64, phase: u64 }, "mbarrier_phase",
         "phase {asked} of the mbarrier at shared address {address:#x} is waited for while phase {phase} runs: only the running one and the one before can be",
         "Wait for each phase before the next but one can begin.";
+    MbarrierOvertaken { address: u32, who: String, wait: String }, "mbarrier_overtaken",
+        "a phase of the mbarrier at shared address {address:#x} ends, and nothing orders that after the wait of {who} for the phase before, which is {wait}: it may find the mbarrier a phase further and wait for ever",
+        "Let whoever waits arrive afterwards, or synchronise with whoever does, before the phase can end.";
     ArrivalCount { arriving: u32, pending: u32, expected: u32 }, "arrival_count",
         "{arriving} arrivals on an mbarrier whose phase still expects {pending} of {expected}",
         "Initialise the mbarrier with as many arrivals as there are in a phase, and let no thread arrive twice.";

@@ -1,15 +1,18 @@
-//! Races between CTAs on global memory, which are looked for when [`Options::global_races`](crate::Options::global_races) asks.
+//! Races on global memory, which are looked for when [`Options::global_races`](crate::Options::global_races) asks.
 //!
-//! Who wrote and who read each byte last is remembered. What CTAs of one cluster do counts as done by one. An atomic, or a
+//! Between CTAs: who wrote and who read each byte last is remembered. What CTAs of one cluster do counts as done by one. An atomic, or a
 //! strong load or store, on an address orders whoever accesses it so later after all who did before: coarser than the memory
 //! model (PTX ISA 8), so a race may be missed, and none is made up.
+//!
+//! Between warps of a cluster: a plain access follows another when the clocks of the race check ([`crate::race`]) say so. Two
+//! writes are not compared, nor what copies access: such bytes only keep the check from being complete.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 use crate::cta::{Fail, Worker};
 use crate::fault::FaultKind;
-use crate::race::Access;
+use crate::race::{Access, Interval, Stamp};
 
 /// Bytes of a page of what is remembered.
 const PAGE: u64 = 1 << 10;
@@ -39,23 +42,115 @@ struct State {
     follows: HashMap<u32, HashSet<u32>>,
 }
 
+/// What warps of a cluster did to a byte: the last write, and the last reads of some.
+#[derive(Clone, Debug, Default)]
+struct Within {
+    write: Option<(Stamp, u32)>,
+    reads: Vec<(Stamp, u32)>,
+    copied: bool,
+    reduced: bool,
+}
+
+/// The plain accesses of a cluster's warps, by allocation and page.
+#[derive(Debug, Default)]
+pub(crate) struct ClusterRaces(HashMap<(usize, u64), Vec<Within>>);
+
+/// What came of an access.
+#[derive(Debug, PartialEq, Eq)]
+enum Met {
+    Nothing,
+    /// Something that is not compared.
+    Unknown,
+    /// What it races with, and the byte.
+    Race(Stamp, u32, u64),
+}
+
+impl ClusterRaces {
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Notes an access; `interval` is of the warp, nothing for a copy.
+    fn note(
+        &mut self,
+        (buffer, offset, bytes): (usize, u64, u64),
+        access: Access,
+        position: u32,
+        interval: Option<&mut Interval>,
+    ) -> Met {
+        let writes = access != Access::Read;
+        let mut met = Met::Nothing;
+        let mut interval = interval;
+        for at in offset..offset + bytes {
+            let page = self.0.entry((buffer, at / PAGE)).or_insert_with(|| vec![Within::default(); PAGE as usize]);
+            let byte = &mut page[(at % PAGE) as usize];
+            if access == Access::Atomic {
+                if byte.write.is_some() || !byte.reads.is_empty() || byte.copied {
+                    met = Met::Unknown;
+                }
+                byte.reduced = true;
+                continue;
+            }
+            if byte.reduced {
+                met = Met::Unknown;
+                continue;
+            }
+            let Some(interval) = interval.as_deref_mut() else {
+                if byte.write.is_some() || writes && (!byte.reads.is_empty() || byte.copied) {
+                    met = Met::Unknown;
+                }
+                byte.copied = true;
+                if writes {
+                    byte.write = Some((Stamp::default(), position));
+                }
+                continue;
+            };
+            if byte.copied && (writes || byte.write.is_some()) {
+                met = Met::Unknown;
+                continue;
+            }
+            let now = interval.stamp();
+            let unordered = |(then, _): &&(Stamp, u32)| !interval.is_after(*then);
+            if writes {
+                if let Some(&(then, other)) = byte.reads.iter().find(unordered) {
+                    return Met::Race(then, other, at);
+                }
+                if byte.write.as_ref().is_some_and(|write| unordered(&write)) {
+                    met = Met::Unknown;
+                }
+                byte.write = Some((now, position));
+                byte.reads.clear();
+            } else {
+                if let Some(&(then, other)) = byte.write.as_ref().filter(unordered) {
+                    return Met::Race(then, other, at);
+                }
+                byte.reads.retain(|read| unordered(&read));
+                byte.reads.push((now, position));
+            }
+        }
+        met
+    }
+}
+
 /// The accesses of a launch.
 #[derive(Debug, Default)]
 pub(crate) struct GlobalRaces(Mutex<State>);
 
 impl GlobalRaces {
-    /// Notes an access of a cluster to bytes of an allocation; what it races with, and the byte.
+    /// Notes an access of a cluster to bytes of an allocation; what it races with, and the byte. `orders` is of an atomic: whether
+    /// others may learn by it what came before.
     fn note(
         &self,
         cluster: u32,
         (buffer, offset, bytes): (usize, u64, u64),
         access: Access,
         position: u32,
+        orders: bool,
     ) -> Option<(Last, u64)> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let State { pages, flags, follows } = &mut *state;
         let own = cluster + 1;
-        if access == Access::Atomic {
+        if access == Access::Atomic && orders {
             let known = follows.entry(own).or_default();
             let flag = flags.entry((buffer, offset)).or_default();
             known.extend(flag.iter().copied());
@@ -90,14 +185,14 @@ impl GlobalRaces {
 }
 
 impl Worker<'_> {
-    /// Notes an access to global memory by a lane of a warp, where such races are looked for.
+    /// Notes an access to global memory by a lane of a warp, or by a copy, where such races are looked for.
     #[inline(always)]
     pub(crate) fn note_between_ctas(
         &mut self,
         place: (usize, u64, u64),
         access: Access,
         position: usize,
-        thread: (usize, u32),
+        thread: Option<(usize, u32)>,
     ) -> Result<(), Fail> {
         if self.job.global_races.is_none() { Ok(()) } else { self.note_between(place, access, position, thread) }
     }
@@ -108,18 +203,33 @@ impl Worker<'_> {
         place: (usize, u64, u64),
         access: Access,
         position: usize,
-        (warp, lane): (usize, u32),
+        thread: Option<(usize, u32)>,
     ) -> Result<(), Fail> {
         let Some(races) = &self.job.global_races else { return Ok(()) };
         let access = if self.program.orders[position].strong { Access::Atomic } else { access };
-        match races.note(self.cluster, place, access, position as u32) {
+        let (warp, lane) = thread.unwrap_or_default();
+        let reduces = thread.is_none() && access == Access::Atomic;
+        if access != Access::Atomic || reduces {
+            let interval = thread.map(|(warp, _)| &mut self.races.open[warp]);
+            match self.cluster_races.note(place, access, position as u32, interval) {
+                Met::Nothing => {}
+                Met::Unknown => self.races.forgot = true,
+                Met::Race(then, other, at) => {
+                    let address = self.job.memory.buffers()[place.0].base() + at;
+                    let (who, other) = (self.agent(then.agent as usize), self.job.instruction(other as usize));
+                    return Err(Box::new((FaultKind::GlobalRace { address, who, other }, position, warp, lane)));
+                }
+            }
+        }
+        let orders = !reduces && self.program.orders[position].hands_on;
+        match races.note(self.cluster, place, access, position as u32, orders) {
             None => Ok(()),
             Some((other, at)) => {
                 let address = self.job.memory.buffers()[place.0].base() + at;
                 let [x, y, z] = self.job.cta_index(u64::from(other.cluster - 1), 0);
                 let kind = FaultKind::GlobalRace {
                     address,
-                    other_cta: format!("({x}, {y}, {z})"),
+                    who: format!("CTA ({x}, {y}, {z})"),
                     other: self.job.instruction(other.position as usize),
                 };
                 Err(Box::new((kind, position, warp, lane)))
@@ -136,22 +246,65 @@ mod tests {
     fn a_flag_orders_and_nothing_else_does() {
         let races = GlobalRaces::default();
         let (data, flag) = ((0, 8, 4), (0, 64, 4));
-        assert_eq!(races.note(0, data, Access::Write, 1), None);
-        assert_eq!(races.note(1, data, Access::Read, 2), Some((Last { cluster: 1, position: 1 }, 8)));
-        races.note(0, flag, Access::Atomic, 3);
-        races.note(1, flag, Access::Atomic, 4);
-        assert_eq!(races.note(1, data, Access::Read, 2), None);
-        assert_eq!(races.note(2, data, Access::Write, 5).map(|(last, _)| last.cluster), Some(1));
+        assert_eq!(races.note(0, data, Access::Write, 1, true), None);
+        assert_eq!(races.note(1, data, Access::Read, 2, true), Some((Last { cluster: 1, position: 1 }, 8)));
+        races.note(0, flag, Access::Atomic, 3, true);
+        races.note(1, flag, Access::Atomic, 4, true);
+        assert_eq!(races.note(1, data, Access::Read, 2, true), None);
+        assert_eq!(races.note(2, data, Access::Write, 5, true).map(|(last, _)| last.cluster), Some(1));
     }
 
     #[test]
     fn reads_and_atomics_do_not_race_with_their_kind() {
         let races = GlobalRaces::default();
         for cluster in 0..3 {
-            assert_eq!(races.note(cluster, (0, 0, 4), Access::Read, 1), None);
-            assert_eq!(races.note(cluster, (0, 4, 4), Access::Atomic, 1), None);
+            assert_eq!(races.note(cluster, (0, 0, 4), Access::Read, 1, true), None);
+            assert_eq!(races.note(cluster, (0, 4, 4), Access::Atomic, 1, true), None);
         }
-        assert!(races.note(0, (0, 0, 4), Access::Write, 2).is_some());
-        assert!(races.note(0, (0, 1, 1), Access::Write, 2).is_some());
+        assert!(races.note(0, (0, 0, 4), Access::Write, 2, true).is_some());
+        assert!(races.note(0, (0, 1, 1), Access::Write, 2, true).is_some());
+    }
+
+    struct Nothing;
+
+    impl crate::race::Expand for Nothing {
+        fn expand(&self, _: crate::race::Read) -> (usize, &[(i64, u64)]) {
+            (0, &[])
+        }
+    }
+
+    #[test]
+    fn warps_of_a_cluster_need_a_barrier() {
+        let mut clocks = crate::race::Races::default();
+        clocks.reset(1, 2, 64);
+        let mut races = ClusterRaces::default();
+        let mut note = |clocks: &mut crate::race::Races, warp: usize, access, position| {
+            races.note((0, 8, 4), access, position, Some(&mut clocks.open[warp]))
+        };
+        assert_eq!(note(&mut clocks, 0, Access::Write, 1), Met::Nothing);
+        assert_eq!(note(&mut clocks, 0, Access::Read, 2), Met::Nothing);
+        let race = note(&mut clocks, 1, Access::Read, 3);
+        assert!(matches!(race, Met::Race(Stamp { agent: 0, .. }, 1, 8)), "{race:?}");
+        assert_eq!(note(&mut clocks, 1, Access::Write, 4), Met::Race(clocks.open[0].now(), 2, 8));
+        clocks.barrier(0b11, &crate::race::Clock::default(), &Nothing).unwrap();
+        assert_eq!(note(&mut clocks, 1, Access::Read, 3), Met::Nothing);
+        assert_eq!(note(&mut clocks, 1, Access::Write, 4), Met::Nothing);
+        // Two writes may store the same.
+        assert_eq!(note(&mut clocks, 0, Access::Write, 5), Met::Unknown);
+    }
+
+    #[test]
+    fn what_copies_access_is_not_compared() {
+        let mut clocks = crate::race::Races::default();
+        clocks.reset(1, 1, 64);
+        let mut races = ClusterRaces::default();
+        let place = (0, 0, 4);
+        assert_eq!(races.note(place, Access::Read, 1, None), Met::Nothing);
+        assert_eq!(races.note(place, Access::Read, 2, Some(&mut clocks.open[0])), Met::Nothing);
+        assert_eq!(races.note(place, Access::Write, 3, Some(&mut clocks.open[0])), Met::Unknown);
+        let place = (0, 64, 4);
+        assert_eq!(races.note(place, Access::Atomic, 1, None), Met::Nothing);
+        assert_eq!(races.note(place, Access::Atomic, 1, None), Met::Nothing);
+        assert_eq!(races.note(place, Access::Read, 2, Some(&mut clocks.open[0])), Met::Unknown);
     }
 }

@@ -53,6 +53,7 @@ pub use fault::{Fault, FaultKind, RunError};
 pub use memory::{Memory, MemoryError};
 pub use model::{DramBytes, Model, Pipe, PipeTime, model, work_by_instruction};
 pub use options::{Options, Policy, Sample};
+pub use program::hands_on;
 pub use registers::{LEAST_REGISTERS, estimate_registers, live_registers};
 pub use report::{Access, Counters, InstructionCounters, Level, LineCounters, Part, Report, Shape, Traffic, Watched};
 pub use run::run;

@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::cta::{Fail, Shared, Worker, word_bits};
 use crate::fault::FaultKind;
-use crate::race::{Access, Clock};
+use crate::race::{Access, Clock, Stamp};
 use crate::warp::{Wait, Warp};
 
 /// Arrivals that a phase may expect at most (9.7.13.15.2); bytes too, either way.
@@ -29,6 +29,10 @@ pub(crate) struct Mbarrier {
     /// What arrivals of the running phase have released, and those of completed phases.
     arriving: Clock,
     done: Clock,
+    /// The last wait of each warp that found the phase before the running one complete, and its instruction; and one that the end
+    /// of the running one did not follow.
+    seen: Vec<(Stamp, usize)>,
+    overtaken: Option<(Stamp, usize)>,
 }
 
 impl fmt::Display for Mbarrier {
@@ -66,8 +70,8 @@ pub(crate) type Place = (usize, u32);
 
 impl Mbarrier {
     fn new(expected: u32) -> Self {
-        let (arriving, done) = Default::default();
-        Self { expected, pending: expected, bytes: 0, phase: 0, waiting: 0, arriving, done }
+        let (arriving, done, seen, overtaken) = Default::default();
+        Self { expected, pending: expected, bytes: 0, phase: 0, waiting: 0, arriving, done, seen, overtaken }
     }
 
     /// The opaque state that an arrival returns: the phase, and the arrivals pending in it.
@@ -115,6 +119,7 @@ impl Mbarrier {
             self.phase += 1;
             self.pending = self.expected;
             self.done.join(&self.arriving);
+            self.overtaken = self.seen.drain(..).find(|(then, _)| !self.arriving.knows(*then));
         }
         Ok(())
     }
@@ -205,7 +210,12 @@ impl Worker<'_> {
         let fail = |kind| Box::new((kind, position, warp, 0));
         let mbarrier = self.mbarrier(place).map_err(fail)?;
         mbarrier.arriving.join(released);
+        if released.is_empty() {
+            // A relaxed arrival does not tell what it follows.
+            mbarrier.seen.clear();
+        }
         let state = mbarrier.arrive(arrive).map_err(fail)?;
+        self.check_overtaken(place).map_err(fail)?;
         self.note_mbarrier(warp, place, position);
         self.progress += 1;
         Ok(state)
@@ -222,6 +232,7 @@ impl Worker<'_> {
         let fail = |kind| Box::new((kind, position, warp, 0));
         let mbarrier = self.mbarrier(place).map_err(fail)?;
         mbarrier.announce(bytes).and_then(|()| if bytes < 0 { mbarrier.advance() } else { Ok(()) }).map_err(fail)?;
+        self.check_overtaken(place).map_err(fail)?;
         self.note_mbarrier(warp, place, position);
         self.progress += 1;
         Ok(())
@@ -233,6 +244,7 @@ impl Worker<'_> {
         mbarrier.arriving.join(done);
         mbarrier.announce(-i64::from(bytes))?;
         mbarrier.advance()?;
+        self.check_overtaken(place)?;
         self.progress += 1;
         Ok(())
     }
@@ -253,8 +265,18 @@ impl Worker<'_> {
         mbarrier.arriving.join(done);
         // Such arrivals may exceed what `mbarrier.init` said: each was added to the phase before.
         mbarrier.arrive(Arrive { count, expect: 0, drop: false })?;
+        self.check_overtaken(place)?;
         self.progress += 1;
         Ok(())
+    }
+
+    /// Checks that a phase which has just ended did so after all that found the one before complete: else they might not have seen it,
+    /// since only the running phase and the one before can be told apart (9.7.13.15.16).
+    fn check_overtaken(&mut self, place: Place) -> Result<(), FaultKind> {
+        let Some(mbarrier) = self.mbarriers_of(place.0).get_mut(&place.1) else { return Ok(()) };
+        let Some((then, position)) = mbarrier.overtaken.take() else { return Ok(()) };
+        let (who, wait) = (self.agent(then.agent as usize), self.job.instruction(position));
+        Err(FaultKind::MbarrierOvertaken { address: place.1, who, wait })
     }
 
     /// `mbarrier.test_wait` and `mbarrier.try_wait`: whether the phase is complete. The warp learns what its arrivals released.
@@ -284,6 +306,11 @@ impl Worker<'_> {
         mbarrier.waiting = if complete { mbarrier.waiting & !bit } else { mbarrier.waiting | bit };
         let done = (complete && acquires).then(|| mbarrier.done.clone());
         self.note_mbarrier(index, (self.rank, address), position);
+        let now = self.races.open[index].now();
+        if complete && let Some(mbarrier) = self.mbarriers.get_mut(&address) {
+            mbarrier.seen.retain(|(then, _)| then.agent != now.agent);
+            mbarrier.seen.push((now, position));
+        }
         if let Some(done) = done {
             self.acquire(warp, &done)?;
         }
@@ -329,6 +356,13 @@ impl Worker<'_> {
         self.fold_writes(warp.index);
         let shared = Shared { program: self.program, shapes: &self.shapes };
         self.races.acquire(warp.index, clock, &shared).map_err(|race| self.race_failure(race))
+    }
+
+    /// A warp begins to wait.
+    pub(crate) fn wait(&mut self, warp: usize) -> Result<(), Fail> {
+        self.fold_writes(warp);
+        let shared = Shared { program: self.program, shapes: &self.shapes };
+        self.races.wait(warp, &shared).map_err(|race| self.race_failure(race))
     }
 
     /// What a warp releases at this point.

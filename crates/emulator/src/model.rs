@@ -496,7 +496,9 @@ mod tests {
     fn report(counted: Vec<InstructionCounters>, ctas_run: u64, ctas_total: u64) -> Report {
         let traffic = Traffic::default();
         let watched = Vec::new();
-        Report { ptx: counted.clone(), merged: counted, traffic, ctas_run, ctas_total, live_registers: 32, watched }
+        let (live_registers, races_complete) = (32, true);
+        let (ptx, merged) = (counted.clone(), counted);
+        Report { ptx, merged, traffic, ctas_run, ctas_total, live_registers, watched, races_complete }
     }
 
     fn executed(executions: u64) -> InstructionCounters {

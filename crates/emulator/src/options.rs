@@ -39,7 +39,8 @@ pub struct Options<'a> {
     pub budget_per_cta: u64,
     /// Positions in [`Kernel::instructions`](ptx::Kernel::instructions) of memory accesses whose addresses the report is to show.
     pub watch: &'a [usize],
-    /// Whether to look for races between CTAs on global memory. It takes memory and time: every byte's accesses are remembered.
+    /// Whether to look for races on global memory, between CTAs and between warps of one. It takes memory and time: every byte's
+    /// accesses are remembered.
     pub global_races: bool,
     /// Whether to look for races between lanes of one warp on shared memory. It takes memory and time, as above.
     pub lane_races: bool,

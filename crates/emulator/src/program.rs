@@ -20,6 +20,7 @@ use crate::scalar;
 use crate::small::{CarryOp, SmallOp, WarpFunction};
 use crate::tensor::{TensorOp, Watch};
 
+pub use engine::hands_on;
 pub(crate) use tensor::WATCHED;
 
 /// Where shared memory appears in the generic address space.
@@ -365,7 +366,7 @@ impl Program {
                 barriers: Vec::new(),
                 engine: Vec::new(),
                 uses_async_proxy: kernel.instructions().any(engine::reads_by_proxy),
-                orders: kernel.instructions().map(engine::Order::of).chain([engine::Order::default()]).collect(),
+                orders: engine::Order::all(kernel),
                 params,
                 tensor: Vec::new(),
                 carries: Vec::new(),
@@ -950,8 +951,9 @@ impl Decoder<'_> {
         let constant = instruction.has(Modifier::Const);
         let cluster = instruction.has(Modifier::SharedCluster);
         let (base, offset) = self.address(address)?;
-        // Addresses of parameters are generic ones.
-        let offset = if of_kernel { offset.wrapping_sub(PARAM_WINDOW as i64) } else { offset };
+        // Addresses of parameters are generic ones, but for those in 32 bits.
+        let generic = of_kernel && !matches!(base, Some((_, false)));
+        let offset = if generic { offset.wrapping_sub(PARAM_WINDOW as i64) } else { offset };
         let elements = match &values[0] {
             Operand::Vector(elements) => elements.as_slice(),
             single => std::slice::from_ref(single),

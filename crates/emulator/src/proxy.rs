@@ -8,6 +8,7 @@ use crate::copy::words;
 use crate::cta::{Fail, Worker};
 use crate::fault::FaultKind;
 use crate::program::Code;
+use crate::race::Stamp;
 
 /// What ordinary instructions wrote to a CTA's shared memory and no fence has made visible to the asynchronous engines.
 #[derive(Debug, Default)]
@@ -22,7 +23,9 @@ struct Unfenced {
     bits: u64,
     /// The instruction.
     position: u32,
-    /// Warps that have fenced since.
+    /// When.
+    then: Stamp,
+    /// Warps that have fenced after it.
     seen_by: u64,
 }
 
@@ -39,11 +42,11 @@ impl Proxy {
     }
 
     /// A warp has written bytes by an ordinary instruction.
-    fn generic_write(&mut self, warp: usize, word: u32, bits: u64, position: u32) {
+    fn generic_write(&mut self, warp: usize, then: Stamp, (word, bits): (u32, u64), position: u32) {
         for (other, unfenced) in self.unfenced.iter_mut().enumerate() {
             if other == warp {
                 let entry = unfenced.entry(word).or_default();
-                *entry = Unfenced { bits: entry.bits | bits, position, seen_by: 0 };
+                *entry = Unfenced { bits: entry.bits | bits, position, then, seen_by: 0 };
             } else if let Some(entry) = unfenced.get_mut(&word) {
                 entry.bits &= !bits;
             }
@@ -65,7 +68,7 @@ impl Proxy {
     /// the instruction.
     fn unfenced_in(&self, reader: usize, (word, asked): (u32, u64)) -> Option<(u64, u32)> {
         self.unfenced.iter().filter(|unfenced| !unfenced.is_empty()).find_map(|unfenced| {
-            let Unfenced { bits, position, seen_by } = unfenced.get(&word).copied()?;
+            let Unfenced { bits, position, seen_by, .. } = unfenced.get(&word).copied()?;
             let missing = bits & asked;
             (missing != 0 && seen_by >> reader & 1 == 0)
                 .then(|| (u64::from(word) * 64 + u64::from(missing.trailing_zeros()), position))
@@ -88,23 +91,26 @@ impl Worker<'_> {
             return;
         }
         let Self { races, proxy, program, .. } = self;
+        let then = races.open[warp].now();
         for write in races.open[warp].writes() {
             // `cp.async` writes are seen without a fence.
             if program.ops[write.position as usize].code != Code::CopyAsync {
-                proxy.generic_write(warp, write.word, write.bits, write.position);
+                proxy.generic_write(warp, then, (write.word, write.bits), write.position);
             }
         }
     }
 
-    /// `fence.proxy.async` by a warp: its writes so far are seen by the asynchronous engines.
+    /// `fence.proxy.async` by a warp: its writes so far are seen by the asynchronous engines, and those that it follows.
     pub(crate) fn fence(&mut self, warp: usize) -> Result<(), Fail> {
         if self.proxy.tracks() {
             self.release(warp)?;
+            let open = &self.races.open[warp];
             for (writer, unfenced) in self.proxy.unfenced.iter_mut().enumerate() {
                 if writer == warp {
                     unfenced.clear();
                 } else {
-                    unfenced.values_mut().for_each(|written| written.seen_by |= 1 << warp);
+                    let before = unfenced.values_mut().filter(|written| open.is_after(written.then));
+                    before.for_each(|written| written.seen_by |= 1 << warp);
                 }
             }
         }

@@ -48,6 +48,11 @@ impl Clock {
         self.0.clear();
     }
 
+    /// Whether what was done then is ordered before whoever holds this.
+    pub(crate) fn knows(&self, then: Stamp) -> bool {
+        self.of(then.agent as usize) > then.epoch
+    }
+
     /// Whether it knows nothing.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -87,6 +92,13 @@ pub(crate) struct Touches {
     log: Vec<Logged>,
 }
 
+/// When something was done: the agent, and which of its intervals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub agent: u32,
+    pub epoch: u32,
+}
+
 /// What an agent did between two synchronisations.
 #[derive(Debug, Default)]
 pub(crate) struct Interval {
@@ -100,6 +112,12 @@ pub(crate) struct Interval {
     own: Touches,
     /// What it touched of other CTAs' memory.
     guests: Vec<(usize, Touches)>,
+    /// Whether it did what is noted elsewhere by its epoch.
+    elsewhere: bool,
+    /// Whether its warp waits, so that it need not be compared with what ends in the meantime: it will know what whoever lets it go
+    /// knows. What was forgotten for that reason it must then follow.
+    waiting: bool,
+    owed: Clock,
 }
 
 /// A read by a warp: the shape of its addresses and the address of the first active lane.
@@ -169,6 +187,8 @@ pub(crate) struct Races {
     /// The last epoch of each copy engine.
     engines: Vec<u32>,
     turn: usize,
+    /// Whether something had to be forgotten, so that a race may have been missed.
+    pub forgot: bool,
 }
 
 impl Touches {
@@ -361,6 +381,22 @@ impl Interval {
         self.own.is_empty() && self.guests.iter().all(|(_, touches)| touches.is_empty())
     }
 
+    /// When whatever the warp does now is done.
+    pub(crate) fn now(&self) -> Stamp {
+        Stamp { agent: self.agent as u32, epoch: self.epoch }
+    }
+
+    /// As [`Interval::now`], of what is noted elsewhere: the interval ends when the warp next releases what it did.
+    pub(crate) fn stamp(&mut self) -> Stamp {
+        self.elsewhere = true;
+        self.now()
+    }
+
+    /// Whether what was done then is ordered before what the warp does now.
+    pub(crate) fn is_after(&self, then: Stamp) -> bool {
+        self.agent == then.agent as usize || self.clock.knows(then)
+    }
+
     /// Whether all that `clock` says was ordered before this interval when it began.
     pub(crate) fn knows(&self, clock: &Clock) -> bool {
         self.clock.covers(clock)
@@ -435,7 +471,17 @@ impl Races {
     }
 
     fn begin(&mut self, agent: usize, epoch: u32, clock: Clock, home: usize) -> Interval {
-        Interval { agent, epoch, clock, home, own: self.take(), guests: Vec::new() }
+        Interval {
+            agent,
+            epoch,
+            clock,
+            home,
+            own: self.take(),
+            guests: Vec::new(),
+            elsewhere: false,
+            waiting: false,
+            owed: Clock::default(),
+        }
     }
 
     fn all_open(&self) -> impl Iterator<Item = &Interval> {
@@ -461,10 +507,27 @@ impl Races {
         }
     }
 
-    /// A barrier of these warps of the running CTA: what they did before it is ordered before what they do after it.
-    pub(crate) fn barrier(&mut self, warps: u64, expand: &impl Expand) -> Result<(), Race> {
+    /// A warp of the running CTA begins to wait at a barrier or for an mbarrier.
+    pub(crate) fn wait(&mut self, warp: usize, expand: &impl Expand) -> Result<(), Race> {
+        self.close(warp, expand)?;
+        self.open[warp].waiting = true;
+        Ok(())
+    }
+
+    /// A warp of the running CTA goes on, if it has waited; now it knows what whoever let it go knew.
+    pub(crate) fn go_on(&mut self, warp: usize) {
+        let open = &mut self.open[warp];
+        if std::mem::take(&mut open.waiting) {
+            let owed = std::mem::take(&mut open.owed);
+            self.forgot |= !open.clock.covers(&owed);
+        }
+    }
+
+    /// A barrier that these warps of the running CTA wait at: what they did before it is ordered before what they do after it, and
+    /// what others `released` who arrived and did not wait.
+    pub(crate) fn barrier(&mut self, warps: u64, released: &Clock, expand: &impl Expand) -> Result<(), Race> {
         let participants = || bits_of(warps);
-        let mut joined = Clock::default();
+        let mut joined = released.clone();
         for warp in participants() {
             joined.join(&self.open[warp].clock);
         }
@@ -475,6 +538,7 @@ impl Races {
         for warp in participants() {
             self.close(warp, expand)?;
             self.open[warp].clock.clone_from(&joined);
+            self.go_on(warp);
         }
         self.retire();
         Ok(())
@@ -482,7 +546,7 @@ impl Races {
 
     /// What whoever synchronises with a warp of the running CTA at this point learns.
     pub(crate) fn release(&mut self, warp: usize, expand: &impl Expand) -> Result<Clock, Race> {
-        if !self.open[warp].is_empty() {
+        if !self.open[warp].is_empty() || self.open[warp].elsewhere {
             self.close(warp, expand)?;
         }
         let open = &self.open[warp];
@@ -497,6 +561,7 @@ impl Races {
             self.close(warp, expand)?;
         }
         self.open[warp].clock.join(clock);
+        self.go_on(warp);
         self.retire();
         Ok(())
     }
@@ -510,6 +575,7 @@ impl Races {
                 self.engines.push(0);
                 return self.engines.len() - 1;
             }
+            self.forgot = true;
             self.turn = (self.turn + 1) % ENGINES;
             self.turn
         });
@@ -550,6 +616,8 @@ impl Races {
         let (agent, epoch, clock, home) = (open.agent, open.epoch + 1, open.clock.clone(), open.home);
         let next = self.begin(agent, epoch, clock, home);
         let mut ended = std::mem::replace(&mut self.open[warp], next);
+        self.open[warp].waiting = ended.waiting;
+        self.open[warp].owed = std::mem::take(&mut ended.owed);
         if ended.is_empty() {
             recycle(&mut self.pool, ended);
             return Ok(());
@@ -560,10 +628,12 @@ impl Races {
     }
 
     fn keep(&mut self, ended: Interval) {
+        self.forgot |= ended.own.log.len() >= LOGGED;
         if self.closed.len() >= REMEMBERED {
             self.retire();
         }
         if self.closed.len() >= REMEMBERED {
+            self.forgot = true;
             let oldest = self.closed.remove(0);
             recycle(&mut self.pool, oldest);
         }
@@ -587,12 +657,21 @@ impl Races {
         Ok(())
     }
 
-    /// Forgets intervals that every running one follows.
+    /// Forgets intervals that every running one follows. Those that wait will, for whoever lets them go does; but other CTAs of the
+    /// cluster, which may end before that.
     fn retire(&mut self) {
         let mut index = 0;
         while index < self.closed.len() {
-            let followed = |open: &Interval| self.ended[open.agent] || open.follows(&self.closed[index]);
+            let closed = &self.closed[index];
+            let alone = |open: &Interval| open.waiting && open.home == closed.home && closed.guests.is_empty();
+            let followed = |open: &Interval| alone(open) || self.ended[open.agent] || open.follows(closed);
             if self.all_open().all(followed) {
+                let (agent, epoch) = (closed.agent, closed.epoch + 1);
+                for open in self.open.iter_mut().chain(self.away.iter_mut().flatten()).filter(|open| open.waiting) {
+                    if open.clock.of(agent) < epoch && open.owed.of(agent) < epoch {
+                        open.owed.set(agent, epoch);
+                    }
+                }
                 let done = self.closed.swap_remove(index);
                 recycle(&mut self.pool, done);
             } else {
@@ -663,7 +742,7 @@ mod tests {
 
         let mut ordered = races(2);
         ordered.open[0].note(1, 0xf0, Access::Write, 3, 0);
-        ordered.barrier(0b11, &Bytes).unwrap();
+        ordered.barrier(0b11, &Clock::default(), &Bytes).unwrap();
         ordered.open[1].note_read(read(5, 64), &Bytes);
         assert_eq!(finish(ordered), Ok(()));
     }
@@ -706,9 +785,57 @@ mod tests {
     fn a_barrier_of_others_orders_nothing() {
         let mut races = races(3);
         races.open[0].note(0, 1, Access::Write, 7, 0);
-        races.barrier(0b110, &Bytes).unwrap();
+        races.barrier(0b110, &Clock::default(), &Bytes).unwrap();
         races.open[1].note(0, 1, Access::Read, 8, 0);
         assert_eq!(finish(races).unwrap_err().agents, (0, 1));
+    }
+
+    #[test]
+    fn who_waits_must_learn_what_was_forgotten_for_it() {
+        let mut races = races(3);
+        races.wait(1, &Bytes).unwrap();
+        let early = races.release(2, &Bytes).unwrap();
+        races.open[0].note(0, 1, Access::Write, 1, 0);
+        races.barrier(0b101, &Clock::default(), &Bytes).unwrap();
+        assert!(races.closed.is_empty());
+        // The mbarrier is looked at before what arrivals released is known.
+        races.open[1].note(1, 1, Access::Atomic, 2, 0);
+        races.acquire(1, &early, &Bytes).unwrap();
+        assert!(races.forgot);
+    }
+
+    #[test]
+    fn who_waits_at_a_barrier_learns_what_came_before_the_last_arrival() {
+        // Warp 1 waits from the start; the intervals of warp 0 need not be kept for it.
+        let mut races = races(2);
+        races.wait(1, &Bytes).unwrap();
+        for _ in 0..2 * REMEMBERED {
+            races.open[0].note(0, 1, Access::Write, 1, 0);
+            let clock = races.release(0, &Bytes).unwrap();
+            races.acquire(0, &clock, &Bytes).unwrap();
+        }
+        assert!(!races.forgot);
+        races.barrier(0b11, &Clock::default(), &Bytes).unwrap();
+        races.open[1].note(0, 1, Access::Read, 2, 0);
+        assert_eq!(finish(races), Ok(()));
+    }
+
+    #[test]
+    fn what_follows_an_arrival_without_a_wait_is_not_ordered() {
+        for (late, races_found) in [(false, false), (true, true)] {
+            let mut races = races(2);
+            races.wait(1, &Bytes).unwrap();
+            if !late {
+                races.open[0].note(0, 1, Access::Write, 1, 0);
+            }
+            let arrived = races.release(0, &Bytes).unwrap();
+            if late {
+                races.open[0].note(0, 1, Access::Write, 1, 0);
+            }
+            races.barrier(0b10, &arrived, &Bytes).unwrap();
+            races.open[1].note(0, 1, Access::Read, 2, 0);
+            assert_eq!(finish(races).is_err(), races_found);
+        }
     }
 
     #[test]

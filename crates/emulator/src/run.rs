@@ -173,6 +173,7 @@ fn collect(
     let mut ptx = vec![InstructionCounters::default(); instructions];
     let mut merged = ptx.clone();
     let mut touched: Option<crate::traffic::Touched> = None;
+    let races_complete = workers.iter().all(|worker| !worker.races.forgot);
     for mut worker in workers {
         for (memory, shapes) in program.memory.iter().zip(worker.shapes) {
             let (ptx, merged) = shapes.totals();
@@ -208,7 +209,16 @@ fn collect(
             _ => {}
         }
     }
-    Report { ptx, merged, traffic, ctas_run, ctas_total, live_registers: program.live_registers, watched }
+    Report {
+        ptx,
+        merged,
+        traffic,
+        ctas_run,
+        ctas_total,
+        live_registers: program.live_registers,
+        watched,
+        races_complete,
+    }
 }
 
 /// The addresses that the instructions at these positions accessed.

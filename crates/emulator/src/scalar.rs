@@ -453,6 +453,27 @@ fn rarer(instruction: &Instruction, ty: Type) -> Option<Function> {
                 _ => return None,
             }
         }
+        Opcode::Max | Opcode::Min if has(Modifier::XorSign) && !has(Modifier::Ftz) && !has(Modifier::NanMode) => {
+            match (instruction.opcode(), ty) {
+                (Opcode::Max, Type::F16) => |a, b, _, _| half_by(hb(lanes::max(h(a).abs(), h(b).abs())), a, b),
+                (Opcode::Min, Type::F16) => |a, b, _, _| half_by(hb(lanes::min(h(a).abs(), h(b).abs())), a, b),
+                (Opcode::Max, Type::F16x2) => {
+                    packed!(|a, b, _, _| half_by(hb(lanes::max(h(a).abs(), h(b).abs())), a, b))
+                }
+                (Opcode::Min, Type::F16x2) => {
+                    packed!(|a, b, _, _| half_by(hb(lanes::min(h(a).abs(), h(b).abs())), a, b))
+                }
+                (Opcode::Max, Type::Bf16) => |x, y, _, _| half_by(bb(lanes::max(b(x).abs(), b(y).abs())), x, y),
+                (Opcode::Min, Type::Bf16) => |x, y, _, _| half_by(bb(lanes::min(b(x).abs(), b(y).abs())), x, y),
+                (Opcode::Max, Type::Bf16x2) => {
+                    packed!(|x, y, _, _| half_by(bb(lanes::max(b(x).abs(), b(y).abs())), x, y))
+                }
+                (Opcode::Min, Type::Bf16x2) => {
+                    packed!(|x, y, _, _| half_by(bb(lanes::min(b(x).abs(), b(y).abs())), x, y))
+                }
+                _ => return None,
+            }
+        }
         Opcode::Rcp if ty == Type::F64 && has(Modifier::Approx) => {
             |a, _, _, _| upper(1.0 / f64::from_bits(a & !0xffff_ffff))
         }
@@ -493,6 +514,11 @@ fn signed24(x: u64) -> i64 {
 
 fn signed_by(magnitude: f32, a: u64, b: u64) -> u64 {
     if magnitude.is_nan() { 0x7fff_ffff } else { bits(magnitude) & 0x7fff_ffff | (a ^ b) & 0x8000_0000 }
+}
+
+/// A magnitude of 16 bits with the sign of the product of `a` and `b`.
+fn half_by(magnitude: u64, a: u64, b: u64) -> u64 {
+    magnitude & 0x7fff | (a ^ b) & 0x8000
 }
 
 /// `.approx.ftz.f64` works on the upper halves, subnormal numbers as zeros.
@@ -620,11 +646,12 @@ fn pack(to: Type) -> Option<Function> {
 }
 
 fn cvta(instruction: &Instruction) -> Option<Function> {
-    use crate::program::{LOCAL_WINDOW, SHARED_WINDOW};
+    use crate::program::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
     let to = instruction.has(Modifier::To);
     Some(match () {
-        // A parameter's address as a value is generic already.
-        () if instruction.has(Modifier::Global) || instruction.has(Modifier::Param) => |a, _, _, _| a,
+        () if instruction.has(Modifier::Global) => |a, _, _, _| a,
+        // A parameter's address as a value of 64 bits is generic already; of one of 32 bits the window is lost.
+        () if instruction.has(Modifier::Param) => |a, _, _, _| if a < WINDOW_BYTES { a + PARAM_WINDOW } else { a },
         () if [Modifier::Shared, Modifier::SharedCta, Modifier::SharedCluster]
             .into_iter()
             .any(|m| instruction.has(m)) =>

@@ -467,6 +467,7 @@ mod tests {
             ctas_total: 1,
             live_registers: 0,
             watched: Vec::new(),
+            races_complete: true,
         };
         let made = sass.counters(&kernel, &report);
         assert_eq!((made.warp_instructions, made.shared_load_instructions, made.shared_load_wavefronts), (19, 1, 1));

@@ -5,14 +5,15 @@ use std::path::Path;
 
 use arch::{Sm, Target};
 use emulator::filetest::FileTest;
+use emulator::{Options, Policy};
 use kernels::{Dtype, Inputs, Layout, Problem, Stratum};
 use lab::Watch;
-use lab::mutate::{FileTestRun, LEAST, Mutated, StratumLaunch, Tally, Verdict, mutate};
+use lab::mutate::{FileTestRun, LEAST, Mutated, StratumLaunch, Subject, Tally, Tried, Verdict, mutate};
 
 fn print(name: &str, mutated: &Mutated) -> Tally {
     let tally = mutated.tally();
     println!(
-        "{name:28} {:4} mutants, {:4} found ({} on the line, {} relying), {} wrong, {} unexplained, {} equivalent, {} not run",
+        "{name:28} {:4} mutants, {:4} found ({} on the line, {} relying), {} wrong, {} unexplained, {} equivalent ({} by order, {} by runs), {} not run",
         tally.all,
         tally.found,
         tally.on_line,
@@ -20,6 +21,8 @@ fn print(name: &str, mutated: &Mutated) -> Tally {
         tally.wrong,
         tally.unexplained,
         tally.equivalent,
+        tally.by_order,
+        tally.by_runs,
         tally.not_run
     );
     for tried in &mutated.tried {
@@ -27,6 +30,7 @@ fn print(name: &str, mutated: &Mutated) -> Tally {
             Verdict::Found { fault, blame: lab::mutate::Blame::Elsewhere, .. } => format!("elsewhere: {fault}"),
             Verdict::WrongResult(policy) => format!("wrong result under {policy:?}"),
             Verdict::Unexplained => "unexplained".into(),
+            Verdict::Equivalent(reason) if reason.is_by_runs() => format!("by the runs: {reason}"),
             Verdict::NotRun(why) if why != "no warp executes it" => why.clone(),
             _ => continue,
         };
@@ -34,6 +38,21 @@ fn print(name: &str, mutated: &Mutated) -> Tally {
         println!("    line {line}, {} `{}`: {missed}", tried.mutation.change, tried.instruction);
     }
     tally
+}
+
+/// Whatever is said to mean the same, and not by the runs alone, does so under schedules that it was not judged by.
+fn agree(name: &str, subject: &impl Subject, mutated: &Mutated) {
+    let proven = |tried: &&Tried| matches!(tried.verdict, Verdict::Equivalent(reason) if !reason.is_by_runs());
+    for tried in mutated.tried.iter().filter(proven) {
+        let mutant = tried.mutation.apply(subject.kernel()).unwrap();
+        for seed in 3..7 {
+            let policy = Policy::Random(seed);
+            let options = Options { policy, lane_races: true, global_races: true, ..subject.options() };
+            let ran = subject.run(&mutant.kernel, &options);
+            let what = format!("{name}: {} `{}` under {policy:?}", tried.mutation.change, tried.instruction);
+            assert!(ran.unwrap_or_else(|error| panic!("{what}: {error}")).same, "{what}");
+        }
+    }
 }
 
 fn strata() -> Tally {
@@ -51,7 +70,9 @@ fn strata() -> Tally {
             for launch in 0..plan.launches.len() {
                 let subject = StratumLaunch::new(plan.clone(), launch, problem.clone(), inputs.clone()).unwrap();
                 let mutated = mutate(&subject, Watch::default()).unwrap();
-                all = all.and(print(&format!("{stratum} {dtype}, launch {launch}"), &mutated));
+                let name = format!("{stratum} {dtype}, launch {launch}");
+                agree(&name, &subject, &mutated);
+                all = all.and(print(&name, &mutated));
             }
         }
     }
@@ -69,14 +90,18 @@ fn file_tests() -> Tally {
         let mut seen = Vec::new();
         for run in test.runs().iter().filter(|run| run.fault.is_none()) {
             let subject = FileTestRun::new(&test, run).unwrap();
-            let kernel = lab::mutate::Subject::kernel(&subject);
+            let kernel = subject.kernel();
             // The other runs of a kernel differ in the policy.
             if seen.contains(&kernel.name) || lab::mutate::mutations(kernel).is_empty() {
                 continue;
             }
             seen.push(kernel.name.clone());
             match mutate(&subject, Watch::default()) {
-                Ok(mutated) => all = all.and(print(&format!("{name}:{}", run.line), &mutated)),
+                Ok(mutated) => {
+                    let name = format!("{name}:{}", run.line);
+                    agree(&name, &subject, &mutated);
+                    all = all.and(print(&name, &mutated));
+                }
                 Err(error) => println!("{name}:{}: {error}", run.line),
             }
         }
@@ -84,15 +109,16 @@ fn file_tests() -> Tally {
     all
 }
 
+/// The least share for the kernels of the file tests: in some nothing waits for what is changed (docs/mutation.md).
+const FILES: f64 = 0.6;
+
 #[test]
 fn mistakes_in_working_kernels_are_found() {
-    let rate = |of: &str, tally: &Tally| {
-        println!("{of}: {tally:?}: {:.2} %", 100.0 * tally.rate());
-        tally.rate()
-    };
     let own = strata();
     let files = file_tests();
-    // Of the file tests' kernels too many are still missed (docs/mutation.md): their rate is told, not held.
-    rate("working kernels of the file tests", &files);
-    assert!(rate("own strata", &own) >= LEAST, "{:.2} % of {} mutants are found", 100.0 * own.rate(), own.meaningful());
+    for (of, tally, least) in [("own strata", own, LEAST), ("working kernels of the file tests", files, FILES)] {
+        let (rate, strict) = (100.0 * tally.rate(), 100.0 * tally.strict_rate());
+        println!("{of}: {tally:?}: {rate:.2} %, {strict:.2} % where what the runs alone excuse counts as missed");
+        assert!(tally.rate() >= least, "{of}: {rate:.2} % are found; {:.0} % is the least", 100.0 * least);
+    }
 }

@@ -1,6 +1,8 @@
 //! Decoding of what is asynchronous or between CTAs.
 
-use ptx::{Address, Base, Instruction, Modifier, Opcode, Operand, Type};
+use std::collections::HashSet;
+
+use ptx::{Address, Base, Instruction, Kernel, Modifier, Opcode, Operand, Type};
 
 use super::{Code, Decoded, Decoder, Op, PARAM_WINDOW};
 use crate::allocate::Width;
@@ -160,16 +162,47 @@ pub(crate) struct Order {
     pub strong: bool,
     pub releases: bool,
     pub acquires: bool,
+    /// Of a strong one: others may learn by it what came before. They do not by a relaxed atomic whose result nobody uses, in a kernel
+    /// without fences.
+    pub hands_on: bool,
+}
+
+/// By instruction, whether others may learn by it what the thread did before: whether the order of such accesses is one that threads
+/// make, and not one that follows from how fast they are.
+pub fn hands_on(kernel: &Kernel) -> Vec<bool> {
+    let accesses = |i: &Instruction| matches!(i.opcode(), Opcode::Ld | Opcode::St | Opcode::Atom | Opcode::Red);
+    let all = kernel.instructions().zip(Order::all(kernel));
+    all.map(|(instruction, order)| accesses(instruction) && order.strong && order.hands_on).collect()
 }
 
 impl Order {
-    pub(super) fn of(instruction: &Instruction) -> Self {
+    /// Of each instruction, and of the end of the code.
+    pub(super) fn all(kernel: &Kernel) -> Vec<Self> {
+        let is_fence =
+            |i: &Instruction| matches!(i.opcode(), Opcode::Fence | Opcode::Membar) && !i.has(Modifier::Proxy);
+        let fences = kernel.instructions().any(is_fence);
+        let mut used = HashSet::new();
+        kernel.instructions().for_each(|instruction| {
+            instruction.for_each_use(|register| {
+                used.insert(register);
+            });
+        });
+        let of = |instruction: &Instruction| {
+            let mut adds = matches!(instruction.opcode(), Opcode::Atom | Opcode::Red);
+            instruction.for_each_def(|register| adds &= !used.contains(&register));
+            Self::of(instruction, fences || !adds)
+        };
+        kernel.instructions().map(of).chain([Self::default()]).collect()
+    }
+
+    fn of(instruction: &Instruction, otherwise: bool) -> Self {
         let any = |names: &[Modifier]| names.iter().any(|name| instruction.has(*name));
         let is_atomic = matches!(instruction.opcode(), Opcode::Atom | Opcode::Red);
         let acquires = any(&[Modifier::Acquire, Modifier::AcqRel]);
         let releases = any(&[Modifier::Release, Modifier::AcqRel]);
         let named = any(&[Modifier::Volatile, Modifier::Relaxed, Modifier::Mmio]);
-        Self { strong: is_atomic || acquires || releases || named, releases, acquires }
+        let hands_on = otherwise || releases || acquires;
+        Self { strong: is_atomic || acquires || releases || named, releases, acquires, hands_on }
     }
 }
 

@@ -78,7 +78,9 @@ pub(crate) fn execute(worker: &mut Worker<'_>, warp: &mut Warp, op: &Op, mask: u
         TensorOp::Wgmma(_) => return Ok(Some(Stop::Warpgroup)),
         TensorOp::WgmmaFence => warp.wgmma.fence(),
         TensorOp::WgmmaCommit => warp.wgmma.commit(),
-        &TensorOp::WgmmaWait(groups) => warp.wgmma.wait(warp.index, groups, &mut worker.flights),
+        &TensorOp::WgmmaWait(groups) => {
+            warp.wgmma.wait(warp.index, groups, &mut worker.flights, &mut worker.races.open[warp.index]);
+        }
     }
     Ok(None)
 }

@@ -18,7 +18,7 @@ use crate::cta::{Fail, Worker};
 use crate::fault::FaultKind;
 use crate::lanes::{ALL, Lanes};
 use crate::program::{Op, PredicateRef, WATCHED};
-use crate::race::Access;
+use crate::race::{Access, Interval};
 use crate::tensor::descriptor::{CHUNK, Descriptor, Major};
 use crate::tensor::fragment::read_a;
 use crate::tensor::numerics::{self, Element, Vectorised, widened};
@@ -71,8 +71,10 @@ struct Flight {
     position: usize,
     /// The warps that have not waited for it.
     warps: u64,
-    /// What it reads, as bits of 64-byte words.
+    /// What it reads, as bits of 64-byte words; and what it reads for each warp alone, and for all.
     reads: Vec<(u32, u64)>,
+    parts: [Vec<(u32, u64)>; GROUP],
+    all: Vec<(u32, u64)>,
 }
 
 /// The products of a CTA that are in flight, numbered from its start.
@@ -116,11 +118,15 @@ impl Flights {
     }
 
     /// A warp has waited for a product.
-    fn land(&mut self, number: u32, warp: usize) {
+    fn land(&mut self, number: u32, warp: usize, interval: &mut Interval) {
         if let Some(index) = number.checked_sub(self.first)
             && let Some(flight) = self.flights.get_mut(index as usize)
         {
             flight.warps &= !(1 << warp);
+            // It may have read them up to now.
+            for &(word, bits) in flight.parts[warp % GROUP].iter().chain(&flight.all) {
+                interval.note(word as usize, bits, Access::Read, flight.position, 0);
+            }
         }
         while self.flights.front().is_some_and(|flight| flight.warps == 0) {
             self.flights.pop_front();
@@ -200,11 +206,11 @@ impl WgmmaState {
     }
 
     /// Waits until at most `remaining` groups are in flight.
-    pub(crate) fn wait(&mut self, warp: usize, remaining: usize, flights: &mut Flights) {
+    pub(crate) fn wait(&mut self, warp: usize, remaining: usize, flights: &mut Flights, interval: &mut Interval) {
         let mut last = None;
         while self.groups.len() > remaining.saturating_add(1) {
             for number in self.groups.remove(0) {
-                flights.land(number, warp);
+                flights.land(number, warp, interval);
                 last = Some(number);
             }
         }
@@ -345,24 +351,23 @@ impl Worker<'_> {
             return Err(differ("scale-d"));
         }
 
-        let mut reads = Vec::new();
+        let mut parts: [Vec<(u32, u64)>; GROUP] = Default::default();
         if let Some((descriptor, major)) = a {
             let bits = warps[0].wide[a_place(op) as usize].0[0];
-            for part in 0..GROUP {
+            for (part, reads) in parts.iter_mut().enumerate() {
                 let rows = 16 * part..16 * (part + 1);
                 self.mark_matrix(&descriptor, major, op.shape.a, rows, op.shape.k)
                     .map_err(|address| fail(index, self.beyond("A", bits, address)))?;
-                let words = self.flights.take_marked();
-                self.note_reads(&words, first + part..first + part + 1, op.position, pc, index)?;
-                reads.extend(words);
+                *reads = self.flights.take_marked();
+                self.note_reads(reads, first + part..first + part + 1, op.position, pc, index)?;
             }
         }
         let bits = warps[0].wide[op.b as usize].0[0];
         self.mark_matrix(&b, op.b_major, op.shape.b, 0..op.shape.n, op.shape.k)
             .map_err(|address| fail(index, self.beyond("B", bits, address)))?;
-        let words = self.flights.take_marked();
-        self.note_reads(&words, first..first + GROUP, op.position, pc, index)?;
-        reads.extend(words);
+        let all = self.flights.take_marked();
+        self.note_reads(&all, first..first + GROUP, op.position, pc, index)?;
+        let mut reads: Vec<_> = parts.iter().flatten().chain(&all).copied().collect();
         reads.sort_unstable();
         reads.dedup_by(|next, kept| {
             let same = next.0 == kept.0;
@@ -379,7 +384,8 @@ impl Worker<'_> {
         numerics::at(self.job.level, product);
         self.flights.scratch = scratch;
 
-        let flight = Flight { op: aux, position: op.position, warps: 0xf << first, reads };
+        let flight = Flight { op: aux, position: op.position, warps: 0xf << first, reads, parts, all };
+        self.races.forgot |= self.flights.flights.len() == MOST;
         let number = self.flights.start(flight);
         for warp in warps {
             for &register in &op.accumulators {

@@ -1,7 +1,7 @@
 //! Whether a fault blames what was changed.
 
 use emulator::{Fault, FaultKind};
-use ptx::{Block, Cfg, Kernel};
+use ptx::{Block, Cfg, Instruction, Kernel, Modifier, Operand};
 
 use super::mutation::Role;
 
@@ -29,16 +29,27 @@ pub(super) struct Blamer<'a> {
 impl<'a> Blamer<'a> {
     pub(super) fn of(kernel: &'a Kernel) -> Self {
         let mut cfg = Cfg::of(kernel);
-        // Whoever waits on an mbarrier comes behind whoever arrives.
-        let having = |cfg: &Cfg, wanted: &dyn Fn(Role) -> bool| {
-            let roles: Vec<Option<Role>> = kernel.instructions().map(Role::of).collect();
-            let has = |block: &Block| roles[block.instructions.clone()].iter().flatten().any(|&role| wanted(role));
+        // Whoever waits on an mbarrier comes behind whoever arrives; so it is at a barrier of some of the threads.
+        let instructions: Vec<_> = kernel.instructions().collect();
+        let having = |cfg: &Cfg, wanted: &dyn Fn(&Instruction) -> bool| {
+            let has =
+                |block: &Block| instructions[block.instructions.clone()].iter().any(|&instruction| wanted(instruction));
             (0..cfg.blocks.len()).filter(|&block| has(&cfg.blocks[block])).collect::<Vec<_>>()
         };
-        let arrives = |role| matches!(role, Role::MbarrierArrive | Role::MbarrierExpect | Role::BulkCopy);
-        let waits = having(&cfg, &|role| role == Role::MbarrierWait);
-        for arriving in having(&cfg, &arrives) {
-            cfg.blocks[arriving].successors.extend(&waits);
+        let arrives = |instruction: &Instruction| {
+            matches!(Role::of(instruction), Some(Role::MbarrierArrive | Role::MbarrierExpect | Role::BulkCopy))
+        };
+        let waits = |instruction: &Instruction| Role::of(instruction) == Some(Role::MbarrierWait);
+        let of_some = |instruction: &Instruction| {
+            Role::of(instruction) == Some(Role::Barrier) && instruction.operands().first() != Some(&Operand::Integer(0))
+        };
+        let goes_on = |instruction: &Instruction| of_some(instruction) && !instruction.has(Modifier::Arrive);
+        let meetings =
+            [(having(&cfg, &arrives), having(&cfg, &waits)), (having(&cfg, &of_some), having(&cfg, &goes_on))];
+        for (arriving, waiting) in &meetings {
+            for &from in arriving {
+                cfg.blocks[from].successors.extend(waiting);
+            }
         }
         let mut block_of = vec![0; kernel.instructions().count()];
         for (index, block) in cfg.blocks.iter().enumerate() {
@@ -121,6 +132,7 @@ impl<'a> Blamer<'a> {
             FaultKind::NoMbarrier { .. }
             | FaultKind::MbarrierBusy { .. }
             | FaultKind::MbarrierPhase { .. }
+            | FaultKind::MbarrierOvertaken { .. }
             | FaultKind::MbarrierOverwritten { .. }
             | FaultKind::MbarrierBytes { .. }
             | FaultKind::ArrivalCount { .. }

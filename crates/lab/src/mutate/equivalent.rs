@@ -21,6 +21,9 @@ pub enum Reason {
     /// By the code: a `fence.mbarrier_init` (PTX ISA, `membar`: it releases `mbarrier.init` alone) where whatever others could learn
     /// of the mbarrier by releases all.
     Released,
+    /// By the order: whatever the schedule, the launch does the same. Nothing in it depends on which thread is faster (see
+    /// `order.rs`), and no two accesses that conflict are unordered.
+    Ordered,
     /// By the runs: no run reads the bytes that it does not copy any more.
     NotRead,
     /// By the runs: what it orders never met. No schedule has a race without the barrier; no copy's bytes are touched before it
@@ -37,6 +40,7 @@ impl fmt::Display for Reason {
             Self::NothingSeparated => "nothing conflicts between the barriers around it",
             Self::Repeated => "another does the same",
             Self::Released => "all that follows releases what it does",
+            Self::Ordered => "all that conflicts is ordered without it",
             Self::NotRead => "the bytes that it does not copy are never read",
             Self::NeverMet => "what it orders never meets",
         })
@@ -50,9 +54,9 @@ impl Reason {
     }
 }
 
-/// The reason for which a mutation whose runs were all right and without a hazard changes nothing, if there is one. `passed` is the
-/// access that a moved instruction moved past.
-pub(super) fn reason(
+/// The reason in the code for which a mutation whose runs were all right and without a hazard changes nothing, if there is one.
+/// `passed` is the access that a moved instruction moved past.
+pub(super) fn by_code(
     kernel: &Kernel,
     separation: &Separation<'_>,
     mutation: &Mutation,
@@ -90,6 +94,13 @@ pub(super) fn reason(
     {
         return Some(Reason::Unrelated);
     }
+    None
+}
+
+/// The reason in the runs.
+pub(super) fn by_runs(kernel: &Kernel, mutation: &Mutation) -> Option<Reason> {
+    let role = mutation.role;
+    let changed = kernel.instructions().nth(mutation.position);
     let of_copies = |arrive: &Instruction| role == Role::MbarrierArrive && arrive.opcode() == Opcode::CpAsync;
     let watched = changed.is_some_and(of_copies)
         || matches!(

@@ -4,6 +4,7 @@
 mod blame;
 mod equivalent;
 mod mutation;
+mod order;
 mod separate;
 pub(crate) mod subjects;
 mod values;
@@ -11,7 +12,7 @@ mod values;
 use std::collections::BTreeMap;
 
 use emulator::{Fault, Options, Policy, RunError};
-use ptx::{Kernel, Opcode};
+use ptx::Kernel;
 use rayon::prelude::*;
 
 pub use blame::Blame;
@@ -45,12 +46,16 @@ pub trait Subject: Sync {
 }
 
 /// A run that ended well.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Ran {
     /// Whether the result is what it should be.
     pub right: bool,
+    /// Whether it is, bit for bit, what the kernel that nothing was changed in leaves.
+    pub same: bool,
     /// How often warps executed each instruction.
     pub executions: Vec<u64>,
+    /// Whether the search for races left nothing out ([`emulator::Report::races_complete`]).
+    pub races_complete: bool,
 }
 
 /// What came of a mutant.
@@ -114,7 +119,9 @@ pub struct Tally {
     pub unexplained: u64,
     /// No change of meaning.
     pub equivalent: u64,
-    /// Of those, the ones that the runs show, and not the code.
+    /// Of those, the ones that the order of the accesses shows, for every schedule of the launch.
+    pub by_order: u64,
+    /// Of those, the ones that the runs alone show.
     pub by_runs: u64,
     /// Not run on this input.
     pub not_run: u64,
@@ -136,6 +143,7 @@ impl Tally {
             Verdict::Unexplained => self.unexplained += 1,
             Verdict::Equivalent(reason) => {
                 self.equivalent += 1;
+                self.by_order += u64::from(*reason == Reason::Ordered);
                 self.by_runs += u64::from(reason.is_by_runs());
             }
             Verdict::NotRun(_) => self.not_run += 1,
@@ -152,6 +160,7 @@ impl Tally {
             wrong: self.wrong + other.wrong,
             unexplained: self.unexplained + other.unexplained,
             equivalent: self.equivalent + other.equivalent,
+            by_order: self.by_order + other.by_order,
             by_runs: self.by_runs + other.by_runs,
             not_run: self.not_run + other.not_run,
         }
@@ -165,8 +174,17 @@ impl Tally {
     /// Of those, the share that was found with the right line; 1 where there is none.
     pub fn rate(&self) -> f64 {
         let meaningful = self.meaningful();
-        if meaningful == 0 { 1.0 } else { (self.on_line + self.relying) as f64 / meaningful as f64 }
+        share(self.on_line + self.relying, meaningful)
     }
+
+    /// The same where those count as missed that the runs alone show to mean the same.
+    pub fn strict_rate(&self) -> f64 {
+        share(self.on_line + self.relying, self.meaningful() + self.by_runs)
+    }
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
 }
 
 impl Mutated {
@@ -249,12 +267,9 @@ pub enum MutateError {
 
 fn options<'a>(subject: &impl Subject, policy: Policy, watch: Watch<'a>, budget: Option<u64>) -> Options<'a> {
     let options: Options<'a> = subject.options();
-    // Between CTAs nothing but atomics, flags and fences can order accesses.
-    let orders = |opcode| matches!(opcode, Opcode::Atom | Opcode::Red | Opcode::Fence | Opcode::Membar);
-    let between = subject.kernel().instructions().any(|instruction| orders(instruction.opcode()));
     Options {
         policy,
-        global_races: between,
+        global_races: true,
         lane_races: true,
         budget_per_cta: budget.unwrap_or(options.budget_per_cta),
         threads: if budget.is_some() { 1 } else { 0 },
@@ -272,10 +287,13 @@ fn verdict<'a>(
     let Some(mutant) = mutation.apply(subject.kernel()) else {
         return Ok(Verdict::NotRun("nothing to change".into()));
     };
-    let mut wrong = None;
+    let (mut wrong, mut ordered) = (None, order::is_determinate(&mutant.kernel));
     for policy in POLICIES {
         match subject.run(&mutant.kernel, &options(policy)) {
-            Ok(ran) => wrong = wrong.or((!ran.right).then_some(policy)),
+            Ok(ran) => {
+                wrong = wrong.or((!ran.right).then_some(policy));
+                ordered &= ran.races_complete && ran.same;
+            }
             Err(RunError::Fault(fault)) => {
                 let at = mutant.origin(fault.position);
                 let blame = blamer.judge(mutation.position, mutation.role, &fault, at);
@@ -298,10 +316,14 @@ fn verdict<'a>(
         let reads_rest =
             |policy| subject.run(&mutant.kernel, &Options { stale_copies: true, ..options(policy) }).is_err();
         if !POLICIES.into_iter().any(reads_rest) {
-            return Ok(Verdict::Equivalent(Reason::NotRead));
+            return Ok(Verdict::Equivalent(if ordered { Reason::Ordered } else { Reason::NotRead }));
         }
     }
-    let reason = equivalent::reason(subject.kernel(), separation, mutation, mutant.passed);
+    // Of what a shorter copy leaves the result may happen to be the same.
+    let ordered = ordered && mutation.change != Change::Shrink;
+    let reason = equivalent::by_code(subject.kernel(), separation, mutation, mutant.passed)
+        .or(ordered.then_some(Reason::Ordered))
+        .or_else(|| equivalent::by_runs(subject.kernel(), mutation));
     Ok(match (wrong, reason) {
         (Some(policy), _) => Verdict::WrongResult(policy),
         (None, Some(reason)) => Verdict::Equivalent(reason),

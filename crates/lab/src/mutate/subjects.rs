@@ -30,9 +30,12 @@ pub enum SubjectError {
     FileTest(String),
 }
 
-/// How often each instruction of a launch was executed.
-pub(crate) fn executions(report: &Report) -> Vec<u64> {
-    report.ptx.iter().map(|counters| counters.executions).collect()
+impl Ran {
+    /// What a report says of a run whose result is not compared.
+    pub(crate) fn of(report: &Report) -> Self {
+        let executions = report.ptx.iter().map(|counters| counters.executions).collect();
+        Self { right: true, same: true, executions, races_complete: report.races_complete }
+    }
 }
 
 /// One launch of a stratum's plan, on a problem.
@@ -80,10 +83,11 @@ impl Subject for StratumLaunch {
         plan.launches[self.launch].kernel = kernel.clone();
         let mut device = Self::device(options.clone());
         match compute(&mut device, &plan, &self.problem, &self.inputs) {
-            Ok(computed) => Ok(Ran {
-                right: same(&computed.outputs, &self.expected),
-                executions: computed.reports.get(self.launch).map(executions).unwrap_or_default(),
-            }),
+            Ok(computed) => {
+                let ran = computed.reports.get(self.launch).map(Ran::of).unwrap_or_default();
+                let right = same(&computed.outputs, &self.expected);
+                Ok(Ran { right, same: right, ..ran })
+            }
             Err(ComputeError::Backend(DeviceError::Run(error))) => Err(error),
             Err(error) => Err(RunError::Launch(error.to_string())),
         }
@@ -133,12 +137,12 @@ impl Subject for FileTestRun<'_> {
     }
 
     fn run(&self, kernel: &Kernel, options: &Options<'_>) -> Result<Ran, RunError> {
-        let ended: RefCell<Result<Vec<u64>, RunError>> = RefCell::new(Ok(Vec::new()));
+        let ended: RefCell<Result<Ran, RunError>> = RefCell::new(Ok(Ran::default()));
         let checked = self.test.check(self.run, |call| {
             let call = Call { kernel, ..call.clone() };
             launch(&call, options)
-                .map(|(outcome, executions)| {
-                    *ended.borrow_mut() = Ok(executions);
+                .map(|(outcome, ran)| {
+                    *ended.borrow_mut() = Ok(ran);
                     outcome
                 })
                 .map_err(|error| {
@@ -147,13 +151,13 @@ impl Subject for FileTestRun<'_> {
                     stop
                 })
         });
-        ended.into_inner().map(|executions| Ran { right: checked.is_ok(), executions })
+        ended.into_inner().map(|ran| Ran { right: checked.is_ok(), same: checked.is_ok(), ..ran })
     }
 }
 
-fn launch(call: &Call<'_>, options: &Options<'_>) -> Result<(Outcome, Vec<u64>), RunError> {
+fn launch(call: &Call<'_>, options: &Options<'_>) -> Result<(Outcome, Ran), RunError> {
     let refuse = |error: MemoryError| RunError::Launch(error.to_string());
     let placed = Placed::new(call).map_err(refuse)?;
     let report = emulator::run(&placed.memory, &call.launch(&placed.addresses), options)?;
-    Ok((Outcome { buffers: placed.buffers().map_err(refuse)?, counters: None }, executions(&report)))
+    Ok((Outcome { buffers: placed.buffers().map_err(refuse)?, counters: None }, Ran::of(&report)))
 }

@@ -118,8 +118,10 @@ pub(super) fn unrolled(kernel: &Kernel, code: &[SassInstruction], blocks: &[Bloc
                     });
                     // Of code that is in no loop, a block around which a branch leads, or that leads around, runs by itself.
                     let anchored = |index: &usize| {
-                        let anchor =
-                            |one: &SassInstruction| anchors.iter().any(|&(position, _)| one.position == position);
+                        // Not the position alone: a test between two copies may carry that of the last instruction of one.
+                        let anchor = |one: &SassInstruction| {
+                            anchors.iter().any(|&(position, opcode)| one.position == position && one.base() == opcode)
+                        };
                         code[blocks[*index].instructions.clone()].iter().any(anchor)
                     };
                     let own = straight.iter().copied().filter(|index| around.is_some() || anchored(index));
@@ -491,6 +493,50 @@ mod tests {
             counted(10, 10, 0),
         ];
         assert_eq!(sass.executions(&all), [10, 20, 20, 20, 20, 20, 10]);
+    }
+
+    /// Four iterations at a time, then two, then one; the test behind the copy of two carries the position of the load.
+    #[test]
+    fn tests_between_copies_run_whatever_copies_do() {
+        let sass = "
+            //## File \"kernel.ptx\", line 2
+            /*0000*/ MOV R1, R0 ;
+            .L_x_1:
+            //## File \"kernel.ptx\", line 3
+            /*0010*/ LDG R1, [R2] ;
+            /*0020*/ LDG R1, [R2] ;
+            /*0030*/ LDG R1, [R2] ;
+            /*0040*/ LDG R1, [R2] ;
+            //## File \"kernel.ptx\", line 6
+            /*0050*/ @P0 BRA `(.L_x_1) ;
+            //## File \"kernel.ptx\", line 5
+            /*0060*/ ISETP P1, R1 ;
+            //## File \"kernel.ptx\", line 6
+            /*0070*/ @P1 BRA `(.L_x_2) ;
+            //## File \"kernel.ptx\", line 3
+            /*0080*/ LDG R1, [R2] ;
+            /*0090*/ LDG R1, [R2] ;
+            .L_x_2:
+            /*00a0*/ ISETP P1, R1 ;
+            //## File \"kernel.ptx\", line 6
+            /*00b0*/ @P1 BRA `(.L_x_3) ;
+            //## File \"kernel.ptx\", line 3
+            /*00c0*/ LDG R1, [R2] ;
+            .L_x_3:
+            //## File \"kernel.ptx\", line 7
+            /*00d0*/ STG [R2], R1 ;
+            //## File \"kernel.ptx\", line 8
+            /*00e0*/ EXIT ;";
+        let kernel = ptx::parse(PTX).unwrap().remove(0);
+        let sass = Sass::parse(sass, &kernel).unwrap();
+        let counted = |executions, active_lanes| InstructionCounters { executions, active_lanes, ..Default::default() };
+        let executions = |iterations| {
+            let (outside, inside) = (counted(10, 10), counted(10 * iterations, 10 * iterations));
+            let back = counted(10 * iterations, 10 * (iterations - 1));
+            sass.executions(&[outside, outside, inside, inside, inside, back, outside, outside])
+        };
+        assert_eq!(executions(4), [10, 10, 10, 10, 10, 10, 10, 10, 0, 0, 10, 10, 0, 10, 10]);
+        assert_eq!(executions(11), [10, 20, 20, 20, 20, 20, 10, 10, 10, 10, 10, 10, 10, 10, 10]);
     }
 
     #[test]
