@@ -14,29 +14,33 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::Library;
 
-/// Functions of a module, numbered from 1.
+/// Functions of the modules `CORE`, `CUDA`, `OPENCL`, `CUDART`, `CORE2` and `SYNC`, which are numbered from 1, as are theirs; one more
+/// than there are. Tools want to know of them all.
+const COUNTS: [c_uint; 6] = [16, 9, 15, 7, 16, 7];
+
+/// The most of them.
 const FUNCTIONS: usize = 16;
 
 /// Of the module `CORE`.
 const RANGE_PUSH: usize = 9;
 const RANGE_POP: usize = 11;
 
-/// Where the tool writes its functions: those of the modules `CORE` and `CORE2`.
-static FUNCTIONS_OF_TOOL: [[AtomicPtr<c_void>; FUNCTIONS]; 2] =
-    [const { [const { AtomicPtr::new(ptr::null_mut()) }; FUNCTIONS] }; 2];
+/// Where the tool writes its functions, by module.
+static FUNCTIONS_OF_TOOL: [[AtomicPtr<c_void>; FUNCTIONS]; COUNTS.len()] =
+    [const { [const { AtomicPtr::new(ptr::null_mut()) }; FUNCTIONS] }; COUNTS.len()];
 
-/// Pointers to those places, by function.
-struct Places([[*const AtomicPtr<c_void>; FUNCTIONS]; 2]);
+/// Pointers to those places, by function, and null after the last.
+struct Places([[*const AtomicPtr<c_void>; FUNCTIONS + 1]; COUNTS.len()]);
 
 // SAFETY: what they point to is static, and only the tool's start writes there.
 unsafe impl Sync for Places {}
 
 static PLACES: Places = {
-    let mut places = [[ptr::null(); FUNCTIONS]; 2];
+    let mut places = [[ptr::null(); FUNCTIONS + 1]; COUNTS.len()];
     let mut index = 0;
-    while index < 2 * FUNCTIONS {
+    while index < COUNTS.len() * FUNCTIONS {
         let (module, function) = (index / FUNCTIONS, index % FUNCTIONS);
-        if function > 0 {
+        if function > 0 && function < COUNTS[module] as usize {
             places[module][function] = &raw const FUNCTIONS_OF_TOOL[module][function];
         }
         index += 1;
@@ -66,7 +70,7 @@ static VERSION: Version = Version { size: size_of::<Version>(), version: 3, rese
 
 extern "C" fn set_version_of_tool(_: u32) {}
 
-/// The places of a module's functions: 1 is `CORE`, 5 `CORE2`.
+/// The places of a module's functions.
 ///
 /// # Safety
 /// Both addresses are null or can be written to.
@@ -75,18 +79,15 @@ unsafe extern "C" fn functions(
     table: *mut *const *const AtomicPtr<c_void>,
     count: *mut c_uint,
 ) -> c_int {
-    let index = match module {
-        1 => 0,
-        5 => 1,
-        _ => return 0,
-    };
+    let index = (module as usize).wrapping_sub(1);
+    let Some(&functions) = COUNTS.get(index) else { return 0 };
     // SAFETY: as the caller says.
     unsafe {
         if !table.is_null() {
             *table = PLACES.0[index].as_ptr();
         }
         if !count.is_null() {
-            *count = FUNCTIONS as c_uint;
+            *count = functions;
         }
     }
     1
@@ -184,7 +185,10 @@ mod tests {
         let (mut places, mut count) = (ptr::null(), 0);
         // SAFETY: both can be written to; the places are `count`, the first of them null.
         unsafe {
-            assert_eq!((callbacks.functions)(2, &raw mut places, &raw mut count), 0);
+            for (module, there, functions) in [(0, 0, 0), (7, 0, 0), (2, 1, 9), (5, 1, 16)] {
+                assert_eq!((callbacks.functions)(module, &raw mut places, &raw mut count), there);
+                assert_eq!(count, functions);
+            }
             assert_eq!((callbacks.functions)(1, &raw mut places, &raw mut count), 1);
             let places = std::slice::from_raw_parts(places, count as usize);
             assert!(places[0].is_null() && places[1..].iter().all(|place| !place.is_null()));
