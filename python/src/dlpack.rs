@@ -110,7 +110,7 @@ impl Exchange {
         let capsule = class.getattr("__dlpack_c_exchange_api__")?.cast_into::<PyCapsule>()?;
         let pointer = capsule.pointer_checked(Some(c"dlpack_exchange_api"))?.cast::<Table>();
         // SAFETY: a capsule of this name holds a table that stays as long as the process; the version comes first in each.
-        let version = unsafe { *(&raw const (*pointer.as_ptr()).version) };
+        let version = unsafe { (*pointer.as_ptr()).version };
         if version[0] != MAJOR {
             return Err(PyTypeError::new_err(format!(
                 "DLPack's functions are of version {version:?}: it must be {MAJOR}"

@@ -87,7 +87,7 @@ impl Torch {
         slopes: Option<&Bound<'py, PyAny>>,
         packed: Option<Packed<'py>>,
         with_lse: bool,
-    ) -> PyResult<Option<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)>> {
+    ) -> PyResult<Option<Results<'py>>> {
         let Some(call) = self.read([q, k, v], slopes, packed.as_ref())? else { return Ok(None) };
         let Call { dtype, dims, device, at: [at_q, at_k, at_v], packed, cu_seqlens, slopes } = call;
         let is_gpu = device.0 == CUDA;
@@ -144,6 +144,9 @@ impl Torch {
         Ok(Some((out, lse.filter(|_| with_lse))))
     }
 }
+
+/// `out`, and `lse` where it was asked for.
+type Results<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
 
 /// What was read of a call's tensors.
 struct Call {

@@ -550,13 +550,13 @@ pub fn dot(k: &mut KernelBuilder, into: &Fragment, left: &OwnRows, right: &Right
             let columns = right.read(k, &into.columns, depth);
             for step in 0..DEPTH_STEP as usize {
                 let factors = rows.iter().flat_map(|row| columns.iter().map(|column| (row[step], column[step])));
-                if depth % CHAIN == 0 && step == 0 {
+                if depth.is_multiple_of(CHAIN) && step == 0 {
                     sums = factors.map(|(a, b)| k.mul(a, b)).collect();
                 } else {
                     sums.iter().zip(factors).for_each(|(&sum, (a, b))| k.fma_to(sum, a, b, sum));
                 }
             }
-            if (depth + DEPTH_STEP) % CHAIN == 0 || depth + DEPTH_STEP == left.tile.columns {
+            if (depth + DEPTH_STEP).is_multiple_of(CHAIN) || depth + DEPTH_STEP == left.tile.columns {
                 into.rows().flatten().zip(&sums).for_each(|(&to, &sum)| k.add_to(to, to, sum));
             }
         }
