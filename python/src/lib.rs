@@ -1,7 +1,7 @@
 //! The library for Python: what `flashstrata/*.py` calls.
 //!
 //! A call is a `Key`, everything that a kernel's code depends on, and addresses: one whose key was seen before takes the compiled
-//! kernels as they are. Tensors come as `(address, shape, strides)`, strides in elements, or by [`torch`] as objects of torch's.
+//! kernels as they are. Tensors come as `(address, shape, strides)`, strides in elements, or as objects of torch's.
 
 mod dlpack;
 mod kvcache;
