@@ -530,7 +530,7 @@ mod tests {
         let kernel = ptx::parse(PTX).unwrap().remove(0);
         let sass = Sass::parse(sass, &kernel).unwrap();
         let counted = |executions, active_lanes| InstructionCounters { executions, active_lanes, ..Default::default() };
-        let executions = |iterations| {
+        let executions = |iterations: u64| {
             let (outside, inside) = (counted(10, 10), counted(10 * iterations, 10 * iterations));
             let back = counted(10 * iterations, 10 * (iterations - 1));
             sass.executions(&[outside, outside, inside, inside, inside, back, outside, outside])
