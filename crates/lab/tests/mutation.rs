@@ -110,7 +110,7 @@ fn file_tests() -> Tally {
 }
 
 /// The least share for the kernels of the file tests: in some nothing waits for what is changed (docs/mutation.md).
-const FILES: f64 = 0.6;
+const FILES: f64 = 0.9;
 
 #[test]
 fn mistakes_in_working_kernels_are_found() {
