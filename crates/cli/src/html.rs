@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::anyhow;
-use arch::{Gpu, TensorOperand};
+use arch::Gpu;
 use clap::Args;
-use kernels::{Dtype, Problem};
+use kernels::Problem;
 use lab::figures::{count, list, percent, time};
+use lab::findings::operand_of;
 use lab::history::{Entry, Filter};
 use lab::probe::Explanation;
 use lab::record::LineRecord;
@@ -289,15 +290,11 @@ fn roof(shown: &[Shown], names: &[String]) -> Markup {
     }
     let rates = gpu.pipe_rates();
     let second = |per_clock: f64| per_clock * f64::from(gpu.sm_count) * gpu.clock_hz();
-    let operand = shown.iter().find_map(|one| match one.record.key.dtype.parse().ok()? {
-        Dtype::F16 => Some((TensorOperand::F16, "tensor cores, f16")),
-        Dtype::Bf16 => Some((TensorOperand::Bf16, "tensor cores, bf16")),
-        Dtype::E4m3 => Some((TensorOperand::Fp8, "tensor cores, fp8")),
-        Dtype::F32 => None,
-    });
-    let tensor = operand.and_then(|(operand, name)| Some((name, second(f64::from(rates.tensor.of(operand)?)))));
+    let operand = shown.iter().find_map(|one| operand_of(one.record.key.dtype.parse().ok()?));
+    let tensor = operand
+        .and_then(|operand| Some((format!("tensor cores, {operand}"), second(f64::from(rates.tensor.of(operand)?)))));
     let mut ceilings = vec![("FMA pipe, f32", second(2.0 * f64::from(rates.fma)))];
-    ceilings.extend(tensor);
+    ceilings.extend(tensor.as_ref().map(|(name, rate)| (name.as_str(), *rate)));
     roofline(
         &format!("Roofline of the {} ({:.0} GB/s)", gpu.name, gpu.memory_bandwidth as f64 / 1e9),
         gpu.memory_bandwidth as f64,

@@ -76,16 +76,21 @@ pub fn findings(evidence: &Evidence, thresholds: &Thresholds) -> Vec<Finding> {
     found
 }
 
-/// The operand type of tensor products that keep the precision of this storage type, where the GPU has them.
+/// The operand type of tensor products that keep the precision of a storage type.
+pub fn operand_of(dtype: Dtype) -> Option<TensorOperand> {
+    match dtype {
+        Dtype::F16 => Some(TensorOperand::F16),
+        Dtype::Bf16 => Some(TensorOperand::Bf16),
+        Dtype::E4m3 => Some(TensorOperand::Fp8),
+        // tf32 drops 13 bits of the mantissa: not the same result.
+        Dtype::F32 => None,
+    }
+}
+
+/// [`operand_of`] what was run, and the products' rate, where the GPU has them.
 fn tensor_operand(evidence: &Evidence) -> Option<(TensorOperand, u32)> {
     let dtype = evidence.problem.as_ref().map_or_else(|| widened(evidence), |problem| problem.dtype);
-    let operand = match dtype {
-        Dtype::F16 => TensorOperand::F16,
-        Dtype::Bf16 => TensorOperand::Bf16,
-        Dtype::E4m3 => TensorOperand::Fp8,
-        // tf32 drops 13 bits of the mantissa: not the same result.
-        Dtype::F32 => return None,
-    };
+    let operand = operand_of(dtype)?;
     evidence.gpu.pipe_rates().tensor.of(operand).map(|rate| (operand, rate))
 }
 

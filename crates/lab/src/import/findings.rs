@@ -1,12 +1,11 @@
 //! What a profiled kernel suffers from, as far as its counters say. What was not read gives no finding.
 
 use arch::{Feature, Gpu, Target, TensorOperand};
-use kernels::Dtype;
 
 use super::ProfileRecord;
 use super::metrics::{FFMA, GMMA, SMS, tensor};
 use crate::figures::{bytes, count, list, percent, times};
-use crate::findings::{Finding, Severity};
+use crate::findings::{Finding, Severity, operand_of};
 use crate::thresholds::Thresholds;
 
 /// Everything the rules find, in the order of the rules.
@@ -38,14 +37,8 @@ fn found(id: &str, text: String) -> Option<Finding> {
 /// The tensor instruction that takes the type on the architecture; of an unknown type, none.
 fn operand(record: &ProfileRecord) -> Option<TensorOperand> {
     let sm = record.architecture()?;
-    let (operand, feature) = match record.dtype.as_ref()?.parse().ok()? {
-        Dtype::F16 => (TensorOperand::F16, Feature::F16Mma),
-        Dtype::Bf16 => (TensorOperand::Bf16, Feature::Bf16Mma),
-        Dtype::E4m3 => (TensorOperand::Fp8, Feature::Fp8Mma),
-        // tf32 drops 13 bits of the mantissa: not the same result.
-        Dtype::F32 => return None,
-    };
-    Target::best(sm).supports(feature).then_some(operand)
+    let operand = operand_of(record.dtype.as_ref()?.parse().ok()?)?;
+    Target::best(sm).mma_forms().any(|form| form.operand == operand).then_some(operand)
 }
 
 fn whole(value: f64) -> u64 {
