@@ -267,7 +267,7 @@ fn a_million_instructions_end_in_time() {
     }
     let (_folder, path) = file("long.ptx", ptx(&format!("mov.u32 %r1, %tid.x;\nmov.u32 %r2, 1;\n{body}")));
     let path = path.to_str().unwrap();
-    let assert = strata(&[path, "--grid", "1", "--arg", "null", "--arg", "u32:0", "--json", "-"]).success();
-    let value: serde_json::Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
-    assert_eq!(value["records"][0]["counters"]["warp_instructions"], 2 * (1_000_000 + 3));
+    let assert = strata(&[path, "--grid", "1", "--arg", "null", "--arg", "u32:0"]).success();
+    let text = text(&assert.get_output().stdout);
+    assert!(text.contains("Warp instructions: 2,000,006 (ptx)"), "{}", &text[..text.len().min(2000)]);
 }

@@ -171,6 +171,8 @@ pub struct Resources {
 pub struct Assembled {
     /// What it takes.
     pub resources: Resources,
+    /// Whether `wgmma` instructions that could run on have to wait for each other, which `ptxas` says of itself.
+    pub serialized: bool,
     kernel: String,
     cubin: Vec<u8>,
 }
@@ -196,7 +198,8 @@ pub fn assemble(kernel: &Kernel) -> Result<Assembled, ToolError> {
         kernel: kernel.name.clone(),
         what: format!("no register count in\n{log}"),
     })?;
-    Ok(Assembled { resources, kernel: kernel.name.clone(), cubin: fs::read(&cubin).map_err(io)? })
+    let serialized = log.contains("serialized");
+    Ok(Assembled { resources, serialized, kernel: kernel.name.clone(), cubin: fs::read(&cubin).map_err(io)? })
 }
 
 /// Disassembles what [`assemble`] made of a kernel.

@@ -20,10 +20,14 @@ fn device(policy: Policy, multiprocessors: u32) -> Device<'static> {
 #[test]
 fn v3_passes_the_cases() {
     let planner = Planner::new(arch::Gpu::find("H100").unwrap().into()).stratum(Stratum::V3);
-    let sixteen_bits = [Dtype::F16, Dtype::Bf16].into_iter().cycle();
-    let calls =
-        POLICIES.into_iter().zip(sixteen_bits).flat_map(|(policy, dtype)| [(policy, dtype), (policy, Dtype::E4m3)]);
-    for (index, (policy, dtype)) in calls.enumerate() {
+    // Eager, each type is in CI's `strata verify`.
+    let calls = [
+        (Policy::Lazy, Dtype::F16),
+        (Policy::Random(1), Dtype::Bf16),
+        (Policy::Random(2), Dtype::E4m3),
+        (Policy::Lazy, Dtype::E4m3),
+    ];
+    for (index, (policy, dtype)) in calls.into_iter().enumerate() {
         let mut passed = Vec::new();
         for case in CaseId::all(6) {
             let seed = index as u64;
