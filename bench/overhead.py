@@ -10,7 +10,7 @@ middle half of the samples, which take turns:
 - `rate`: calls back to back, to the end of the last one's kernel, over their number: what a user sees of small calls.
 - `kernel`: what the GPU takes for a call, of calls that queue behind other work. It is hidden behind the host where it is less.
 
-`launch` is one fill of a tensor by torch, for comparison. Contenders that are not there are left out, and that is said.
+`launch`, one fill of a tensor by torch, and `allocation`, one of its size, are what a call cannot do without. Contenders that are not there are left out, and that is said.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def contenders(device, dtype, batch, seqlen, heads, dim):
             absent[name] = f"{type(error).__name__}: {error}"
     out = torch.empty_like(q)
     found["launch"] = lambda: out.zero_()
+    found["allocation"] = lambda: torch.empty_like(q)
     return found, absent
 
 
