@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashstrata
-from flashstrata import interface
+from flashstrata import dispatch
 
 # A clock cycle of a GPU takes about half a nanosecond.
 CYCLES_A_CALL = 200_000
@@ -51,7 +51,7 @@ def contenders(device, dtype, batch, seqlen, heads, dim):
     found["flash_attn_varlen_func"] = lambda: flashstrata.flash_attn_varlen_func(
         *rows, offsets, offsets, seqlen, seqlen, causal=True
     )
-    found["the operator"] = lambda: interface._forward_op(q, k, v, None, -1, 0, 0.0, None)
+    found["the operator"] = lambda: dispatch.forward_op(q, k, v, None, -1, 0, 0.0, None)
 
     def layer(q, k, v):
         return flashstrata.flash_attn_func(q, k, v, causal=True)
