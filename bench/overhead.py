@@ -51,6 +51,12 @@ def contenders(device, dtype, batch, seqlen, heads, dim):
     found["flash_attn_varlen_func"] = lambda: flashstrata.flash_attn_varlen_func(
         *rows, offsets, offsets, seqlen, seqlen, causal=True
     )
+    lengths = torch.full((batch,), seqlen - 1, device=device, dtype=torch.int32)
+    one = [x[:, :1].clone() for x in (q, k, v)]
+    found["flash_attn_with_kvcache"] = lambda: flashstrata.flash_attn_with_kvcache(one[0], k, v, cache_seqlens=lengths, causal=True)
+    found["the same, a key appended"] = lambda: flashstrata.flash_attn_with_kvcache(
+        one[0], k, v, *one[1:], cache_seqlens=lengths, causal=True
+    )
     found["the operator"] = lambda: dispatch.forward_op(q, k, v, None, -1, 0, 0.0, None)
 
     def layer(q, k, v):

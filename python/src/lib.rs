@@ -1,6 +1,6 @@
 //! The library for Python: what `flashstrata/*.py` calls.
 //!
-//! A call is a [`Key`], everything that a kernel's code depends on, and addresses: one whose key was seen before takes the compiled
+//! A call is a `Key`, everything that a kernel's code depends on, and addresses: one whose key was seen before takes the compiled
 //! kernels as they are. Tensors come as `(address, shape, strides)`, strides in elements, or as objects of torch's.
 
 mod call;
