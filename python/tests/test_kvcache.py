@@ -231,8 +231,9 @@ def test_the_operators_are_what_they_say(device):
     torch.library.opcheck(dispatch.forward_op, (q, *(tensor[:2] for tensor in cache), *options))
 
 
-def test_the_short_way_is_the_long_way():
-    q, cache, rows, pages, new = some_cache()
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_short_way_is_the_long_way(device):
+    q, cache, rows, pages, new = some_cache(device)
     names = ("k", "v", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx", "cache_leftpad", "block_table")
     options = (None, 30, 0, 0.0, None)
 
@@ -256,6 +257,25 @@ def test_the_short_way_is_the_long_way():
         rows | {"rotary_cos": new["rotary_cos"], "rotary_sin": new["rotary_sin"]}, rows | new | {"k": new["k"][0]},
     ):  # fmt: skip
         assert dispatch.short(q, *cache, *options, None, True, tuple_of(other)) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_recorded_step_is_replayed_at_other_lengths():
+    q, cache, rows, pages, new = some_cache("cuda", torch.bfloat16)
+    for given in (rows | new, pages | new):
+        lengths = given["cache_seqlens"]
+        flash_attn_with_kvcache(q, *cache, **given, causal=True)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = flash_attn_with_kvcache(q, *cache, **given, causal=True)
+        for step in ((5, 6), (40, 41), (4, 0)):
+            lengths.copy_(torch.tensor(step))
+            q.copy_(torch.randn_like(q))
+            copies = [tensor.clone() for tensor in cache]
+            graph.replay()
+            assert torch.equal(out, flash_attn_with_kvcache(q, *copies, **given, causal=True))
+            assert all(torch.equal(one, other) for one, other in zip(cache, copies))
 
 
 def test_a_length_for_all():
