@@ -281,22 +281,23 @@ def _attend(
     return forward(q, k, v, *options, packed, cache, descales) if result is None else result
 
 
-def descales_of(*descales: Optional[Tensor]) -> Any:
-    return descales if any(descale is not None for descale in descales) else None
+def _given(descales: Any) -> Descales:
+    return descales if any(one is not None for one in descales) else None
 
 
-def pages_of(block_table: Optional[Tensor]) -> Cache:
+def pages_of(block_table: Tensor) -> Cache:
     """The cache of packed queries."""
-    return None if block_table is None else (*[None] * 7, block_table, False, 0)
+    return (*[None] * 7, block_table, False, 0)
 
 
 def _op(q, k, v, softmax_scale, left, right, softcap, alibi_slopes, *descales):
-    return _attend(q, k, v, (softmax_scale, left, right, softcap, alibi_slopes), None, None, descales_of(*descales))
+    return _attend(q, k, v, (softmax_scale, left, right, softcap, alibi_slopes), None, None, _given(descales))
 
 
 def _varlen_op(q, k, v, cu_q, cu_k, max_q, max_k, block_table, scale, left, right, softcap, slopes, *descales):
     options, packed = (scale, left, right, softcap, slopes), (cu_q, cu_k, max_q, max_k)
-    return _attend(q, k, v, options, packed, pages_of(block_table), descales_of(*descales))
+    pages = None if block_table is None else pages_of(block_table)
+    return _attend(q, k, v, options, packed, pages, _given(descales))
 
 
 def _cache_op(q, k_cache, v_cache, seqlens, batch_idx, leftpad, block_table, num_splits, *options):

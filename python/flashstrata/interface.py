@@ -47,7 +47,7 @@ def flash_attn_func(
     ``(out, softmax_lse, None)``; the third is the mask of dropout, which there is none of.
     """
     left, right = dispatch.window(causal, window_size)
-    descales = dispatch.descales_of(q_descale, k_descale, v_descale)
+    descales = None if q_descale is k_descale is v_descale is None else (q_descale, k_descale, v_descale)
     if dropout_p == 0.0 and not torch.compiler.is_compiling():
         result = dispatch.short(
             q, k, v, softmax_scale, left, right, softcap, alibi_slopes, None, return_attn_probs, None, descales
@@ -127,7 +127,8 @@ def flash_attn_varlen_func(
     With ``block_table`` k and v are pages, see :func:`flashstrata.flash_attn_with_kvcache`."""
     left, right = dispatch.window(causal, window_size)
     packed = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    pages, descales = dispatch.pages_of(block_table), dispatch.descales_of(q_descale, k_descale, v_descale)
+    pages = None if block_table is None else dispatch.pages_of(block_table)
+    descales = None if q_descale is k_descale is v_descale is None else (q_descale, k_descale, v_descale)
     if dropout_p == 0.0 and not torch.compiler.is_compiling():
         result = dispatch.short(
             q, k, v, softmax_scale, left, right, softcap, alibi_slopes, packed, return_attn_probs, pages, descales
