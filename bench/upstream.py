@@ -61,7 +61,6 @@ NOT_COVERED = [
     ("FP8 in a cache", lambda case: case.get("dtype") == torch.float8_e4m3fn and "page_size" in case),
     ("qv, a second product of scores", lambda case: case.get("has_qv", False)),
     ("cache_leftpad of pages", lambda case: case.get("has_leftpad", False) and case.get("page_size") is not None),
-    ("cache_batch_idx of pages", lambda case: case.get("has_batch_idx", False) and case.get("page_size") is not None),
     ("tokens between sequences that nobody uses", lambda case: case.get("add_unused_qkv", False)),
     ("queries of different lengths over a cache", lambda case: case.get("varlen_q", False)),
 ]

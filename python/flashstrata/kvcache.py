@@ -38,7 +38,7 @@ def flash_attn_with_kvcache(
 
     ``k_cache`` and ``v_cache`` are ``(batch_cache, seqlen_cache, heads_kv, head_dim)``, of which entry b has the first
     ``cache_seqlens[b]`` keys of row ``cache_batch_idx[b]`` (row b without); or pages ``(pages, page_size, heads_kv, head_dim)``
-    of any size, where its key j is row ``j % page_size`` of page ``block_table[b, j // page_size]``. k and v ``(batch, seqlen_new,
+    of any size, where its key j is row ``j % page_size`` of page ``block_table[r, j // page_size]``, r as above. k and v ``(batch, seqlen_new,
     heads_kv, head_dim)`` are written behind those keys and are seen too.
 
     With ``rotary_cos`` and ``rotary_sin`` ``(positions, rotary_dim / 2)``, k is turned by its positions ``cache_seqlens[b] + i``, and
@@ -59,6 +59,9 @@ def flash_attn_with_kvcache(
         # In memory it is no part of the problem, which then is the same at each length.
         is_full = k is None and cache_seqlens == room
         cache_seqlens = None if is_full else torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    if block_table is not None and cache_batch_idx is not None:
+        # The kernels know pages by the table alone.
+        block_table, cache_batch_idx = block_table.index_select(0, cache_batch_idx), None
     new = (k, v, rotary_cos, rotary_sin)
     places = (cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
     cache = (*new, *places, rotary_interleaved, num_splits)
