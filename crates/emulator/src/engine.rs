@@ -13,7 +13,7 @@ use crate::memory::Buffer;
 use crate::pattern::{SECTOR, lanes_of};
 use crate::program::engine::{Copied, EngineOp, Place, Region, Register};
 use crate::program::{Op, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
-use crate::race::Access;
+use crate::race::{Access, Waits};
 use crate::report::InstructionCounters;
 use crate::tensor_box;
 use crate::traffic::Direction;
@@ -102,7 +102,7 @@ impl Worker<'_> {
                         return Ok(Flow::Stay);
                     }
                     if let Some(wait) = wait {
-                        self.wait(index)?;
+                        self.wait(index, Waits::Phase)?;
                         warp.state = State::Parked(wait);
                         return Ok(Flow::Stop(Stop::Pause));
                     }
@@ -287,9 +287,15 @@ impl Worker<'_> {
     }
 
     /// Notes what a copy stores, where races between CTAs are looked for.
-    fn note_stored(&mut self, place: (usize, u64, u64), reduces: bool, position: usize) -> Result<(), FaultKind> {
+    fn note_stored(
+        &mut self,
+        place: (usize, u64),
+        bytes: &[u8],
+        reduces: bool,
+        position: usize,
+    ) -> Result<(), FaultKind> {
         let access = if reduces { Access::Atomic } else { Access::Write };
-        self.note_between_ctas(place, access, position, None).map_err(|fail| fail.0)
+        self.note_copied_between_ctas(place, access, position, bytes).map_err(|fail| fail.0)
     }
 
     /// Reads the running CTA's shared memory for a copy.
@@ -347,7 +353,7 @@ impl Worker<'_> {
                     let address = global(self.generic(warp, *to, lane).0)?;
                     let (buffer, _, offset) = self.allocation(address, bytes.into())?;
                     self.note_global(buffer, offset, bytes.into(), Direction::Write);
-                    self.note_stored((buffer, offset, bytes.into()), copy.operation.is_some(), position)?;
+                    self.note_stored((buffer, offset), &contents, copy.operation.is_some(), position)?;
                     self.count(position, bytes.into(), u64::from(bytes) / SECTOR + u64::from(offset % SECTOR != 0));
                     let piece = Piece { to: Target::Global { buffer, offset }, bytes: contents, reduce: copy.reduce };
                     return Ok(Some(vec![request(vec![piece], vec![(source, bytes)], Signal::Group)]));
@@ -547,7 +553,7 @@ impl Worker<'_> {
             let bytes = self.take_shared(run.shared, run.bytes)?;
             let (buffer, _, offset) = self.allocation(to, run.bytes.into())?;
             self.note_global(buffer, offset, run.bytes.into(), Direction::Write);
-            self.note_stored((buffer, offset, run.bytes.into()), reduce.is_some(), position)?;
+            self.note_stored((buffer, offset), &bytes, reduce.is_some(), position)?;
             moved += u64::from(run.bytes);
             reads.push((run.shared, run.bytes));
             pieces.push(Piece { to: Target::Global { buffer, offset }, bytes, reduce });

@@ -5,7 +5,8 @@
 //! model (PTX ISA 8), so a race may be missed, and none is made up.
 //!
 //! Between warps of a cluster: a plain access follows another when the clocks of the race check ([`crate::race`]) say so. Two
-//! writes are not compared, nor what copies access: such bytes only keep the check from being complete.
+//! writes are not compared, nor what copies access: such bytes only keep the check from being complete, unless copies alone store
+//! there, and the same.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -48,6 +49,8 @@ struct Within {
     write: Option<(Stamp, u32)>,
     reads: Vec<(Stamp, u32)>,
     copied: bool,
+    /// What the last copy stored.
+    stored: Option<u8>,
     reduced: bool,
 }
 
@@ -70,13 +73,14 @@ impl ClusterRaces {
         self.0.clear();
     }
 
-    /// Notes an access; `interval` is of the warp, nothing for a copy.
+    /// Notes an access; `interval` is of the warp, nothing for a copy, and `stored` what a copy stores.
     fn note(
         &mut self,
         (buffer, offset, bytes): (usize, u64, u64),
         access: Access,
         position: u32,
         interval: Option<&mut Interval>,
+        stored: &[u8],
     ) -> Met {
         let writes = access != Access::Read;
         let mut met = Met::Nothing;
@@ -96,12 +100,15 @@ impl ClusterRaces {
                 continue;
             }
             let Some(interval) = interval.as_deref_mut() else {
-                if byte.write.is_some() || writes && (!byte.reads.is_empty() || byte.copied) {
+                let stores = stored.get((at - offset) as usize).copied();
+                let again = byte.copied && stores.is_some() && stores == byte.stored;
+                if !byte.reads.is_empty() && writes || !again && (byte.write.is_some() || writes && byte.copied) {
                     met = Met::Unknown;
                 }
                 byte.copied = true;
                 if writes {
                     byte.write = Some((Stamp::default(), position));
+                    byte.stored = stores;
                 }
                 continue;
             };
@@ -194,7 +201,21 @@ impl Worker<'_> {
         position: usize,
         thread: Option<(usize, u32)>,
     ) -> Result<(), Fail> {
-        if self.job.global_races.is_none() { Ok(()) } else { self.note_between(place, access, position, thread) }
+        if self.job.global_races.is_none() { Ok(()) } else { self.note_between(place, access, position, thread, &[]) }
+    }
+
+    /// As [`Worker::note_between_ctas`], of bytes that a copy stores.
+    pub(crate) fn note_copied_between_ctas(
+        &mut self,
+        (buffer, offset): (usize, u64),
+        access: Access,
+        position: usize,
+        stored: &[u8],
+    ) -> Result<(), Fail> {
+        if self.job.global_races.is_none() {
+            return Ok(());
+        }
+        self.note_between((buffer, offset, stored.len() as u64), access, position, None, stored)
     }
 
     #[cold]
@@ -204,6 +225,7 @@ impl Worker<'_> {
         access: Access,
         position: usize,
         thread: Option<(usize, u32)>,
+        stored: &[u8],
     ) -> Result<(), Fail> {
         let Some(races) = &self.job.global_races else { return Ok(()) };
         let access = if self.program.orders[position].strong { Access::Atomic } else { access };
@@ -211,7 +233,7 @@ impl Worker<'_> {
         let reduces = thread.is_none() && access == Access::Atomic;
         if access != Access::Atomic || reduces {
             let interval = thread.map(|(warp, _)| &mut self.races.open[warp]);
-            match self.cluster_races.note(place, access, position as u32, interval) {
+            match self.cluster_races.note(place, access, position as u32, interval, stored) {
                 Met::Nothing => {}
                 Met::Unknown => self.races.forgot = true,
                 Met::Race(then, other, at) => {
@@ -279,7 +301,7 @@ mod tests {
         clocks.reset(1, 2, 64);
         let mut races = ClusterRaces::default();
         let mut note = |clocks: &mut crate::race::Races, warp: usize, access, position| {
-            races.note((0, 8, 4), access, position, Some(&mut clocks.open[warp]))
+            races.note((0, 8, 4), access, position, Some(&mut clocks.open[warp]), &[])
         };
         assert_eq!(note(&mut clocks, 0, Access::Write, 1), Met::Nothing);
         assert_eq!(note(&mut clocks, 0, Access::Read, 2), Met::Nothing);
@@ -299,12 +321,30 @@ mod tests {
         clocks.reset(1, 1, 64);
         let mut races = ClusterRaces::default();
         let place = (0, 0, 4);
-        assert_eq!(races.note(place, Access::Read, 1, None), Met::Nothing);
-        assert_eq!(races.note(place, Access::Read, 2, Some(&mut clocks.open[0])), Met::Nothing);
-        assert_eq!(races.note(place, Access::Write, 3, Some(&mut clocks.open[0])), Met::Unknown);
+        assert_eq!(races.note(place, Access::Read, 1, None, &[]), Met::Nothing);
+        assert_eq!(races.note(place, Access::Read, 2, Some(&mut clocks.open[0]), &[]), Met::Nothing);
+        assert_eq!(races.note(place, Access::Write, 3, Some(&mut clocks.open[0]), &[]), Met::Unknown);
         let place = (0, 64, 4);
-        assert_eq!(races.note(place, Access::Atomic, 1, None), Met::Nothing);
-        assert_eq!(races.note(place, Access::Atomic, 1, None), Met::Nothing);
-        assert_eq!(races.note(place, Access::Read, 2, Some(&mut clocks.open[0])), Met::Unknown);
+        assert_eq!(races.note(place, Access::Atomic, 1, None, &[]), Met::Nothing);
+        assert_eq!(races.note(place, Access::Atomic, 1, None, &[]), Met::Nothing);
+        assert_eq!(races.note(place, Access::Read, 2, Some(&mut clocks.open[0]), &[]), Met::Unknown);
+    }
+
+    #[test]
+    fn copies_may_store_the_same_in_any_order() {
+        let mut clocks = crate::race::Races::default();
+        clocks.reset(1, 1, 64);
+        let mut races = ClusterRaces::default();
+        let place = (0, 0, 2);
+        assert_eq!(races.note(place, Access::Write, 1, None, &[5, 6]), Met::Nothing);
+        assert_eq!(races.note(place, Access::Write, 2, None, &[5, 6]), Met::Nothing);
+        assert_eq!(races.note(place, Access::Write, 2, None, &[5, 7]), Met::Unknown);
+        let place = (0, 64, 2);
+        assert_eq!(races.note(place, Access::Write, 1, None, &[5, 6]), Met::Nothing);
+        assert_eq!(races.note(place, Access::Read, 2, None, &[]), Met::Unknown);
+        let place = (0, 128, 1);
+        assert_eq!(races.note(place, Access::Read, 1, Some(&mut clocks.open[0]), &[]), Met::Nothing);
+        assert_eq!(races.note(place, Access::Write, 2, None, &[5]), Met::Unknown);
+        assert_eq!(races.note(place, Access::Write, 2, None, &[5]), Met::Unknown);
     }
 }

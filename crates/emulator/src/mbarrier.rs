@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::cta::{Fail, Shared, Worker, word_bits};
 use crate::fault::FaultKind;
-use crate::race::{Access, Clock, Stamp};
+use crate::race::{Access, Clock, Stamp, Waits};
 use crate::warp::{Wait, Warp};
 
 /// Arrivals that a phase may expect at most (9.7.13.15.2); bytes too, either way.
@@ -359,10 +359,10 @@ impl Worker<'_> {
     }
 
     /// A warp begins to wait.
-    pub(crate) fn wait(&mut self, warp: usize) -> Result<(), Fail> {
+    pub(crate) fn wait(&mut self, warp: usize, waits: Waits) -> Result<(), Fail> {
         self.fold_writes(warp);
         let shared = Shared { program: self.program, shapes: &self.shapes };
-        self.races.wait(warp, &shared).map_err(|race| self.race_failure(race))
+        self.races.wait(warp, waits, &shared).map_err(|race| self.race_failure(race))
     }
 
     /// What a warp releases at this point.
