@@ -386,7 +386,6 @@ impl Worker<'_> {
 
         let flight = Flight { op: aux, position: op.position, warps: 0xf << first, reads, parts, all };
         self.races.forgot |= self.flights.flights.len() == MOST;
-        if self.flights.flights.len() == MOST {}
         let number = self.flights.start(flight);
         for warp in warps {
             for &register in &op.accumulators {
