@@ -131,6 +131,7 @@ impl Worker<'_> {
                 let observed = std::mem::take(&mut warp.observed);
                 self.acquire(warp, &observed)?;
                 warp.fenced = self.release(index)?;
+                self.fence_between_ctas();
             }
             EngineOp::ProxyFence => self.fence(index)?,
             EngineOp::MapFence { map } => {

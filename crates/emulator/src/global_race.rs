@@ -1,28 +1,65 @@
 //! Races on global memory, which are looked for when [`Options::global_races`](crate::Options::global_races) asks.
 //!
 //! Between CTAs: who wrote and who read each byte last is remembered. What CTAs of one cluster do counts as done by one. An atomic, or a
-//! strong load or store, on an address orders whoever accesses it so later after all who did before: coarser than the memory
-//! model (PTX ISA 8), so a race may be missed, and none is made up.
+//! strong load or store, on an address hands on to whoever accesses it so later what its cluster did before, up to its last fence if
+//! it does not release itself; who does not acquire has learnt it after its next fence (PTX ISA 8.8.4, release and acquire
+//! patterns). A fence counts for its whole cluster, which is coarser than the memory model: a race may be missed, and none is made up.
 //!
 //! Between warps of a cluster: a plain access follows another when the clocks of the race check ([`crate::race`]) say so. Two
 //! writes are not compared, nor what copies access: such bytes only keep the check from being complete, unless copies alone store
 //! there, and the same.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use crate::cta::{Fail, Worker};
 use crate::fault::FaultKind;
+use crate::program::Order;
 use crate::race::{Access, Interval, Stamp};
 
 /// Bytes of a page of what is remembered.
 const PAGE: u64 = 1 << 10;
 
-/// An access: the cluster plus one, 0 for none, and the instruction.
+/// An access: the cluster plus one, 0 for none, the instruction, and the cluster's time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Last {
     cluster: u32,
     position: u32,
+    time: u32,
+}
+
+/// By cluster plus one, the first of its times that is not ordered before whoever holds this.
+#[derive(Clone, Debug, Default)]
+struct Known(HashMap<u32, u32>);
+
+impl Known {
+    fn join(&mut self, other: &Self) {
+        for (&cluster, &time) in &other.0 {
+            let known = self.0.entry(cluster).or_default();
+            *known = time.max(*known);
+        }
+    }
+}
+
+/// A cluster.
+#[derive(Debug, Default)]
+struct Cluster {
+    /// How often it has released what it did.
+    time: u32,
+    known: Known,
+    /// What its last fence released, and what its next will have it know.
+    fenced: Known,
+    observed: Known,
+}
+
+impl Cluster {
+    /// What it has done so far and what it knows, for others to learn.
+    fn release(&mut self, own: u32) -> Known {
+        self.time += 1;
+        let mut released = self.known.clone();
+        released.0.insert(own, self.time);
+        released
+    }
 }
 
 /// What is known of a byte: its last plain write, reads by two clusters, and the last atomic.
@@ -37,10 +74,9 @@ struct Byte {
 struct State {
     /// By allocation and page.
     pages: HashMap<(usize, u64), Box<[Byte]>>,
-    /// By allocation and offset: the clusters that accessed it by atomics, and those that they follow.
-    flags: HashMap<(usize, u64), HashSet<u32>>,
-    /// By cluster: those it follows.
-    follows: HashMap<u32, HashSet<u32>>,
+    /// By allocation and offset: what atomics on it hand on.
+    flags: HashMap<(usize, u64), Known>,
+    clusters: HashMap<u32, Cluster>,
 }
 
 /// What warps of a cluster did to a byte: the last write, and the last reads of some.
@@ -144,31 +180,46 @@ impl ClusterRaces {
 pub(crate) struct GlobalRaces(Mutex<State>);
 
 impl GlobalRaces {
-    /// Notes an access of a cluster to bytes of an allocation; what it races with, and the byte. `orders` is of an atomic: whether
-    /// others may learn by it what came before.
+    /// A cluster executes a fence.
+    fn fence(&self, cluster: u32) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = cluster + 1;
+        let cluster = state.clusters.entry(own).or_default();
+        let observed = std::mem::take(&mut cluster.observed);
+        cluster.known.join(&observed);
+        cluster.fenced = cluster.release(own);
+    }
+
+    /// Notes an access of a cluster to bytes of an allocation; what it races with, and the byte. `order` is of an atomic by which others
+    /// may learn what came before.
     fn note(
         &self,
         cluster: u32,
         (buffer, offset, bytes): (usize, u64, u64),
         access: Access,
         position: u32,
-        orders: bool,
+        order: Option<Order>,
     ) -> Option<(Last, u64)> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let State { pages, flags, follows } = &mut *state;
+        let State { pages, flags, clusters } = &mut *state;
         let own = cluster + 1;
-        if access == Access::Atomic && orders {
-            let known = follows.entry(own).or_default();
+        let cluster = clusters.entry(own).or_default();
+        if access == Access::Atomic
+            && let Some(order) = order
+        {
             let flag = flags.entry((buffer, offset)).or_default();
-            known.extend(flag.iter().copied());
-            flag.extend(known.iter().copied());
-            flag.insert(own);
+            if order.acquires {
+                cluster.known.join(flag)
+            } else {
+                cluster.observed.join(flag)
+            }
+            if order.releases { flag.join(&cluster.release(own)) } else { flag.join(&cluster.fenced) }
         }
-        let known = follows.get(&own);
         let against = |last: Last| {
-            last.cluster != 0 && last.cluster != own && !known.is_some_and(|known| known.contains(&last.cluster))
+            let ordered = || cluster.known.0.get(&last.cluster).is_some_and(|&time| last.time < time);
+            last.cluster != 0 && last.cluster != own && !ordered()
         };
-        let now = Last { cluster: own, position };
+        let now = Last { cluster: own, position, time: cluster.time };
         for at in offset..offset + bytes {
             let page = pages
                 .entry((buffer, at / PAGE))
@@ -183,7 +234,7 @@ impl GlobalRaces {
             match access {
                 Access::Write | Access::Repeat => byte.write = now,
                 Access::Atomic => byte.atomic = now,
-                Access::Read if byte.reads[0].cluster == own => {}
+                Access::Read if byte.reads[0].cluster == own => byte.reads[0] = now,
                 Access::Read => byte.reads = [now, byte.reads[0]],
             }
         }
@@ -192,6 +243,13 @@ impl GlobalRaces {
 }
 
 impl Worker<'_> {
+    /// A warp executes a fence.
+    pub(crate) fn fence_between_ctas(&self) {
+        if let Some(races) = &self.job.global_races {
+            races.fence(self.cluster);
+        }
+    }
+
     /// Notes an access to global memory by a lane of a warp, or by a copy, where such races are looked for.
     #[inline(always)]
     pub(crate) fn note_between_ctas(
@@ -243,8 +301,9 @@ impl Worker<'_> {
                 }
             }
         }
-        let orders = !reduces && self.program.orders[position].hands_on;
-        match races.note(self.cluster, place, access, position as u32, orders) {
+        let order = self.program.orders[position];
+        let order = (!reduces && order.hands_on).then_some(order);
+        match races.note(self.cluster, place, access, position as u32, order) {
             None => Ok(()),
             Some((other, at)) => {
                 let address = self.job.memory.buffers()[place.0].base() + at;
@@ -268,23 +327,56 @@ mod tests {
     fn a_flag_orders_and_nothing_else_does() {
         let races = GlobalRaces::default();
         let (data, flag) = ((0, 8, 4), (0, 64, 4));
-        assert_eq!(races.note(0, data, Access::Write, 1, true), None);
-        assert_eq!(races.note(1, data, Access::Read, 2, true), Some((Last { cluster: 1, position: 1 }, 8)));
-        races.note(0, flag, Access::Atomic, 3, true);
-        races.note(1, flag, Access::Atomic, 4, true);
-        assert_eq!(races.note(1, data, Access::Read, 2, true), None);
-        assert_eq!(races.note(2, data, Access::Write, 5, true).map(|(last, _)| last.cluster), Some(1));
+        let order = Some(Order { releases: true, acquires: true, ..Order::default() });
+        assert_eq!(races.note(0, data, Access::Write, 1, None), None);
+        assert_eq!(races.note(1, data, Access::Read, 2, None), Some((Last { cluster: 1, position: 1, time: 0 }, 8)));
+        races.note(0, flag, Access::Atomic, 3, order);
+        races.note(1, flag, Access::Atomic, 4, order);
+        assert_eq!(races.note(1, data, Access::Read, 2, None), None);
+        assert_eq!(races.note(2, data, Access::Write, 5, None).map(|(last, _)| last.cluster), Some(1));
+    }
+
+    #[test]
+    fn a_relaxed_flag_takes_fences_on_both_sides() {
+        for (written, read, ordered) in [(true, true, true), (false, true, false), (true, false, false)] {
+            let races = GlobalRaces::default();
+            let (data, flag) = ((0, 8, 4), (0, 64, 4));
+            let relaxed = Some(Order::default());
+            races.note(0, data, Access::Write, 1, None);
+            if written {
+                races.fence(0);
+            }
+            races.note(0, flag, Access::Atomic, 2, relaxed);
+            races.note(1, flag, Access::Atomic, 2, relaxed);
+            if read {
+                races.fence(1);
+            }
+            assert_eq!(races.note(1, data, Access::Read, 3, None).is_none(), ordered);
+        }
+    }
+
+    #[test]
+    fn what_comes_after_a_fence_is_not_handed_on_by_it() {
+        let races = GlobalRaces::default();
+        let (data, flag) = ((0, 8, 4), (0, 64, 4));
+        let relaxed = Some(Order::default());
+        races.fence(0);
+        races.note(0, data, Access::Write, 1, None);
+        races.note(0, flag, Access::Atomic, 2, relaxed);
+        races.note(1, flag, Access::Atomic, 2, relaxed);
+        races.fence(1);
+        assert!(races.note(1, data, Access::Read, 3, None).is_some());
     }
 
     #[test]
     fn reads_and_atomics_do_not_race_with_their_kind() {
         let races = GlobalRaces::default();
         for cluster in 0..3 {
-            assert_eq!(races.note(cluster, (0, 0, 4), Access::Read, 1, true), None);
-            assert_eq!(races.note(cluster, (0, 4, 4), Access::Atomic, 1, true), None);
+            assert_eq!(races.note(cluster, (0, 0, 4), Access::Read, 1, None), None);
+            assert_eq!(races.note(cluster, (0, 4, 4), Access::Atomic, 1, None), None);
         }
-        assert!(races.note(0, (0, 0, 4), Access::Write, 2, true).is_some());
-        assert!(races.note(0, (0, 1, 1), Access::Write, 2, true).is_some());
+        assert!(races.note(0, (0, 0, 4), Access::Write, 2, None).is_some());
+        assert!(races.note(0, (0, 1, 1), Access::Write, 2, None).is_some());
     }
 
     struct Nothing;

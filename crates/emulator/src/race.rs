@@ -70,6 +70,17 @@ pub(crate) enum Access {
     Atomic,
 }
 
+impl Access {
+    /// Whether one of two of the same byte may not be either first, whatever they store.
+    fn conflicts(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Write, Self::Repeat) | (Self::Repeat, Self::Write) => false,
+            (Self::Write, Self::Write) => true,
+            (one, another) => one != another,
+        }
+    }
+}
+
 /// The bytes of one CTA's shared memory that an agent touched between two synchronisations.
 #[derive(Debug, Default)]
 pub(crate) struct Touches {
@@ -339,6 +350,18 @@ impl Touches {
         of(self, Access::Write).into_iter().fold(0, |bits, write| bits | undone(write))
     }
 
+    /// An instruction of each that touched one of these bytes, and that conflict with each other.
+    fn positions(&self, other: &Self, word: usize, bits: u64) -> [Option<usize>; 2] {
+        let touched = |entry: &&Logged| entry.word as usize == word && entry.bits & bits != 0;
+        let position = |entry: &Logged| entry.position as usize;
+        let pair = self.log.iter().filter(touched).find_map(|mine| {
+            let meets = |theirs: &&Logged| mine.bits & theirs.bits & bits != 0 && mine.access.conflicts(theirs.access);
+            Some([mine, other.log.iter().filter(touched).find(meets)?])
+        });
+        let apart = || [self.position_of(word, bits, other), other.position_of(word, bits, self)];
+        pair.map_or_else(apart, |pair| pair.map(|entry| Some(position(entry))))
+    }
+
     /// The instruction that touched one of these bytes, in a way that conflicts with `other`.
     fn position_of(&self, word: usize, bits: u64, other: &Self) -> Option<usize> {
         let hit = |entry: &&Logged| {
@@ -366,7 +389,7 @@ impl Touches {
         other.settle(expand);
         let (word, bits) = self.conflict(other)?;
         let address = word as u64 * 64 + u64::from(bits.trailing_zeros());
-        Some((address, [other.position_of(word, bits, self), self.position_of(word, bits, other)]))
+        Some((address, other.positions(self, word, bits)))
     }
 }
 
@@ -799,6 +822,16 @@ mod tests {
             races.open[1].note(0, 8, if write { Access::Write } else { Access::Read }, 2, 0);
             assert_eq!(finish(races).unwrap_err().positions, (Some(1), Some(2)));
         }
+    }
+
+    #[test]
+    fn the_instructions_named_conflict_with_each_other() {
+        let mut races = races(2);
+        for warp in 0..2 {
+            races.open[warp].note(0, 8, Access::Atomic, 1, 0);
+            races.open[warp].note(0, 8, Access::Read, 2, 0);
+        }
+        assert_eq!(finish(races).unwrap_err().positions, (Some(1), Some(2)));
     }
 
     #[test]
