@@ -7,7 +7,8 @@
 //!
 //! Between warps of a cluster: a plain access follows another when the clocks of the race check ([`crate::race`]) say so. Two
 //! writes are not compared, nor what copies access: such bytes only keep the check from being complete, unless copies alone store
-//! there, and the same.
+//! there, and the same. So do atomics that meet others, or plain accesses, which nothing orders: what they find depends on who is
+//! faster. Where nobody learns from them they may meet each other.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -68,6 +69,8 @@ struct Byte {
     write: Last,
     reads: [Last; 2],
     atomic: Last,
+    /// Whether somebody learns from atomics on it.
+    flag: bool,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +80,8 @@ struct State {
     /// By allocation and offset: what atomics on it hand on.
     flags: HashMap<(usize, u64), Known>,
     clusters: HashMap<u32, Cluster>,
+    /// Whether an atomic met another cluster's that it must not be exchanged with, or its reads.
+    unordered: bool,
 }
 
 /// What warps of a cluster did to a byte: the last write, and the last reads of some.
@@ -84,6 +89,8 @@ struct State {
 struct Within {
     write: Option<(Stamp, u32)>,
     reads: Vec<(Stamp, u32)>,
+    /// The last atomics of some, and the lane of such as somebody learns from.
+    atomics: Vec<(Stamp, Option<u32>)>,
     copied: bool,
     /// What the last copy stored.
     stored: Option<u8>,
@@ -153,6 +160,9 @@ impl ClusterRaces {
                 continue;
             }
             let now = interval.stamp();
+            if !byte.atomics.iter().all(|(then, _)| interval.is_after(*then)) {
+                met = Met::Unknown;
+            }
             let unordered = |(then, _): &&(Stamp, u32)| !interval.is_after(*then);
             if writes {
                 if let Some(&(then, other)) = byte.reads.iter().find(unordered) {
@@ -173,6 +183,33 @@ impl ClusterRaces {
         }
         met
     }
+
+    /// Notes an atomic of a warp, or of its lane if somebody learns from it. Whether all is ordered before it that it must not be
+    /// exchanged with.
+    fn note_atomic(
+        &mut self,
+        (buffer, offset, bytes): (usize, u64, u64),
+        learns: Option<u32>,
+        interval: &mut Interval,
+    ) -> bool {
+        let now = interval.stamp();
+        let after = |then: Stamp| interval.is_after(then);
+        let mut ordered = true;
+        for at in offset..offset + bytes {
+            let page = self.0.entry((buffer, at / PAGE)).or_insert_with(|| vec![Within::default(); PAGE as usize]);
+            let byte = &mut page[(at % PAGE) as usize];
+            let mut plain = byte.write.iter().chain(&byte.reads);
+            let exchangeable = |&(then, other): &(Stamp, Option<u32>)| {
+                let alone = then.agent != now.agent || other == learns;
+                learns.is_none() && other.is_none() || after(then) && alone
+            };
+            ordered &= !byte.copied && !byte.reduced && plain.all(|&(then, _)| after(then));
+            ordered &= byte.atomics.iter().all(exchangeable);
+            byte.atomics.retain(|&(then, _)| then.agent != now.agent && !after(then));
+            byte.atomics.push((now, learns));
+        }
+        ordered
+    }
 }
 
 /// The accesses of a launch.
@@ -180,6 +217,11 @@ impl ClusterRaces {
 pub(crate) struct GlobalRaces(Mutex<State>);
 
 impl GlobalRaces {
+    /// Whether no atomic met another cluster's that it must not be exchanged with, or its reads.
+    pub(crate) fn atomics_are_ordered(&self) -> bool {
+        !self.0.lock().unwrap_or_else(PoisonError::into_inner).unordered
+    }
+
     /// A cluster executes a fence.
     fn fence(&self, cluster: u32) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -201,7 +243,7 @@ impl GlobalRaces {
         order: Option<Order>,
     ) -> Option<(Last, u64)> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let State { pages, flags, clusters } = &mut *state;
+        let State { pages, flags, clusters, unordered } = &mut *state;
         let own = cluster + 1;
         let cluster = clusters.entry(own).or_default();
         if access == Access::Atomic
@@ -227,6 +269,13 @@ impl GlobalRaces {
             let byte = &mut page[(at % PAGE) as usize];
             let others = [byte.write, byte.reads[0], byte.reads[1], byte.atomic];
             let writes = matches!(access, Access::Write | Access::Repeat);
+            if access == Access::Atomic {
+                byte.flag |= order.is_some();
+                let other = |last: Last| last.cluster != 0 && last.cluster != own;
+                *unordered |= byte.flag && other(byte.atomic) || byte.reads.into_iter().any(against);
+            } else {
+                *unordered |= against(byte.atomic);
+            }
             let checked = if writes { &others[..] } else { &others[..1] };
             if let Some(other) = checked.iter().find(|last| against(**last)) {
                 return Some((*other, at));
@@ -303,6 +352,10 @@ impl Worker<'_> {
         }
         let order = self.program.orders[position];
         let order = (!reduces && order.hands_on).then_some(order);
+        if access == Access::Atomic && !reduces {
+            let interval = &mut self.races.open[warp];
+            self.races.forgot |= !self.cluster_races.note_atomic(place, order.map(|_| lane), interval);
+        }
         match races.note(self.cluster, place, access, position as u32, order) {
             None => Ok(()),
             Some((other, at)) => {
@@ -353,6 +406,30 @@ mod tests {
             }
             assert_eq!(races.note(1, data, Access::Read, 3, None).is_none(), ordered);
         }
+    }
+
+    #[test]
+    fn atomics_that_somebody_learns_from_must_be_ordered() {
+        let mut clocks = crate::race::Races::default();
+        clocks.reset(1, 2, 64);
+        let mut races = ClusterRaces::default();
+        let mut note = |clocks: &mut crate::race::Races, at, warp: usize, learns| {
+            races.note_atomic((0, at, 4), learns, &mut clocks.open[warp])
+        };
+        assert!(note(&mut clocks, 0, 0, Some(3)) && note(&mut clocks, 0, 0, Some(3)));
+        assert!(!note(&mut clocks, 0, 0, Some(4)));
+        assert!(!note(&mut clocks, 0, 1, Some(3)));
+        assert!(note(&mut clocks, 8, 0, None) && note(&mut clocks, 8, 1, None));
+        assert!(!note(&mut clocks, 8, 1, Some(0)));
+        let (place, warp) = ((0, 8, 4), &mut clocks.open[0]);
+        assert_eq!(races.note(place, Access::Read, 1, Some(warp), &[]), Met::Unknown);
+
+        let races = GlobalRaces::default();
+        races.note(0, place, Access::Atomic, 1, None);
+        races.note(1, place, Access::Atomic, 1, None);
+        assert!(races.atomics_are_ordered());
+        races.note(1, place, Access::Atomic, 1, Some(Order::default()));
+        assert!(!races.atomics_are_ordered());
     }
 
     #[test]
