@@ -55,6 +55,7 @@ impl Worker<'_> {
                 for lane in lanes_of(mask) {
                     let address = self.own_shared(warp, *barrier, lane).map_err(|kind| fail(kind, lane))?;
                     let count = value(warp, *count, lane) as u32;
+                    self.mbarrier_between_lanes(index, (address, lane), true, position)?;
                     self.mbarrier_init(index, address, count, position)?;
                 }
             }
@@ -90,6 +91,7 @@ impl Worker<'_> {
                 let mut wait = None;
                 for lane in lanes_of(mask) {
                     let address = self.own_shared(warp, *barrier, lane).map_err(|kind| fail(kind, lane))?;
+                    self.mbarrier_between_lanes(index, (address, lane), false, position)?;
                     let asked = value(warp, *asked, lane);
                     let asked = if *parity { Asked::Parity(asked as u32) } else { Asked::State(asked) };
                     let (is_complete, what) = self.mbarrier_test(warp, address, asked, *acquires, position)?;

@@ -5,6 +5,8 @@ use std::fmt;
 
 use crate::cta::{Fail, Shared, Worker, word_bits};
 use crate::fault::FaultKind;
+use crate::lane_race::LaneAccess;
+use crate::lanes::WARP;
 use crate::race::{Access, Clock, Stamp, Waits};
 use crate::warp::{Wait, Warp};
 
@@ -182,6 +184,22 @@ impl Worker<'_> {
         self.races.note_at(warp, self.rank, (word, bits), Access::Write, position);
         self.mbarriers.insert(address, Mbarrier::new(count));
         Ok(())
+    }
+
+    /// Notes that a lane begins an mbarrier or waits for it, for the race check between lanes.
+    pub(crate) fn mbarrier_between_lanes(
+        &mut self,
+        warp: usize,
+        (address, lane): (u32, usize),
+        write: bool,
+        position: usize,
+    ) -> Result<(), Fail> {
+        if self.lane_races.is_none() {
+            return Ok(());
+        }
+        let (addresses, mask) = (&[address; WARP], 1 << lane);
+        let access = LaneAccess { addresses, mask, bytes: 1, write, shared_out: false, position };
+        self.note_between_lanes(warp, &access)
     }
 
     /// `mbarrier.inval`.
