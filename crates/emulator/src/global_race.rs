@@ -69,8 +69,9 @@ struct Byte {
     write: Last,
     reads: [Last; 2],
     atomic: Last,
-    /// Whether somebody learns from atomics on it.
+    /// Whether somebody learns from atomics on it, and whether those of several clusters met.
     flag: bool,
+    common: bool,
 }
 
 #[derive(Debug, Default)]
@@ -272,9 +273,10 @@ impl GlobalRaces {
             if access == Access::Atomic {
                 byte.flag |= order.is_some();
                 let other = |last: Last| last.cluster != 0 && last.cluster != own;
-                *unordered |= byte.flag && other(byte.atomic) || byte.reads.into_iter().any(against);
+                byte.common |= other(byte.atomic);
+                *unordered |= byte.flag && byte.common || byte.reads.into_iter().any(against);
             } else {
-                *unordered |= against(byte.atomic);
+                *unordered |= byte.common || against(byte.atomic);
             }
             let checked = if writes { &others[..] } else { &others[..1] };
             if let Some(other) = checked.iter().find(|last| against(**last)) {
