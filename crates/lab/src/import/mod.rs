@@ -244,4 +244,6 @@ fn record(raw: Raw, source: &str, path: &Path, options: &ImportOptions) -> Profi
 }
 
 #[cfg(test)]
+mod line_tests;
+#[cfg(test)]
 pub(crate) mod tests;

@@ -166,17 +166,17 @@ impl MetricValue {
 }
 
 /// The rest of a file, or of a payload.
-struct Bytes<'a> {
-    left: &'a [u8],
+pub(super) struct Bytes<'a> {
+    pub left: &'a [u8],
     whole: usize,
 }
 
 impl<'a> Bytes<'a> {
-    fn new(bytes: &'a [u8]) -> Self {
+    pub fn new(bytes: &'a [u8]) -> Self {
         Self { left: bytes, whole: bytes.len() }
     }
 
-    fn take(&mut self, count: usize, what: &str) -> Result<&'a [u8], String> {
+    pub fn take(&mut self, count: usize, what: &str) -> Result<&'a [u8], String> {
         let at = self.whole - self.left.len();
         let (taken, left) = self.left.split_at_checked(count).ok_or_else(|| {
             format!("{what} at byte {at} has {count} bytes, {} are left: it is cut off or damaged", self.left.len())
@@ -186,7 +186,7 @@ impl<'a> Bytes<'a> {
     }
 
     /// What a length precedes.
-    fn counted(&mut self, what: &str) -> Result<&'a [u8], String> {
+    pub fn counted(&mut self, what: &str) -> Result<&'a [u8], String> {
         let length = self.take(4, "a length")?;
         let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
         self.take(length as usize, what)
