@@ -17,6 +17,7 @@ pub fn findings(record: &ProfileRecord, thresholds: &Thresholds) -> Vec<Finding>
         spills,
         dram_bytes,
         stored_bytes,
+        requested_bytes,
         sectors,
         load_conflicts,
         store_conflicts,
@@ -151,10 +152,11 @@ fn dram_bytes(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding
     found_at("dram-bytes", place, text)
 }
 
+/// Bytes of a sector.
+const SECTOR: f64 = 32.0;
+
 /// What is stored more often than there are results, be it to L2.
 fn stored_bytes(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {
-    /// Bytes of a sector.
-    const SECTOR: f64 = 32.0;
     let stored = SECTOR * record.counters.get("global_store_sectors")?;
     let compulsory = record.compulsory_bytes?;
     let ratio = stored / compulsory.max(1) as f64;
@@ -171,6 +173,31 @@ fn stored_bytes(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Findi
         times(thresholds.bytes),
     );
     found_at("stored-bytes", place, text)
+}
+
+/// What is loaded again and again, where L2 has it.
+fn requested_bytes(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {
+    let sectors = |direction: &str| record.counters.get(&format!("global_{direction}_sectors")).copied();
+    let (loaded, stored) = (SECTOR * sectors("load")?, SECTOR * sectors("store")?);
+    let moved = record.traffic.get("dram_read")? + record.traffic.get("dram_written")?;
+    let compulsory = record.compulsory_bytes?;
+    let ratio = |bytes: f64| bytes / compulsory.max(1) as f64;
+    // Else `dram-bytes` or `stored-bytes` says it.
+    let others = ratio(moved).max(ratio(stored));
+    if ratio(loaded + stored) <= thresholds.bytes || others > thresholds.bytes {
+        return None;
+    }
+    let (lines, place) = lines(record, thresholds, "Of the sectors asked for", |line| line.of_all("global", "sectors"));
+    let text = format!(
+        "{} are requested, {} the compulsory {} (threshold {}); {} go to DRAM or come from it.{lines} Every block of queries reads all \
+         keys and values that it sees: taller blocks read them less often.",
+        bytes(whole(loaded + stored)),
+        times(ratio(loaded + stored)),
+        bytes(compulsory),
+        times(thresholds.bytes),
+        bytes(whole(moved)),
+    );
+    Some(Finding { severity: Severity::Note, ..found_at("requested-bytes", place, text)? })
 }
 
 /// Sectors beyond those that the bytes would fill, which only a count by instruction tells.

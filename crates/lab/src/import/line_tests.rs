@@ -155,8 +155,18 @@ fn findings_name_lines_of_a_profile() {
     let mio = find(&record, "mio-limited");
     assert_eq!(mio.place(), place(71));
     assert!(mio.text.contains("Of the warps found so 65.3 % at v2.rs:71"), "{}", mio.text);
-    record.compulsory_bytes = Some(1000);
+    // 10,272 sectors; q, k, v and out of 1x2x128x32 in f32 and lse have 132,096 bytes.
+    record.compulsory_bytes = Some(132_096);
     record.traffic = BTreeMap::from([("dram_read".into(), 122_400.0), ("dram_written".into(), 0.0)]);
+    let requested = find(&record, "requested-bytes");
+    assert_eq!(requested.severity, crate::Severity::Note);
+    assert!(
+        requested.text.contains("328.7 KB are requested, 2.49x the compulsory 132.1 KB")
+            && requested.text.contains("asked for 39.9 % at v2.rs:63 and 39.9 % at v2.rs:64."),
+        "{}",
+        requested.text
+    );
+    record.compulsory_bytes = Some(1000);
     assert!(find(&record, "dram-bytes").text.contains("asked for 39.9 % at v2.rs:63 and 39.9 % at v2.rs:64."));
     assert!(find(&record, "stored-bytes").text.contains("Of the stores 97.0 % at v2.rs:82."));
 
