@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashstrata
-from flashstrata import interface
+from flashstrata import dispatch
 
 HIDDEN, TOKENS = 2048, 16384
 AHEAD_CLOCKS = 500_000
@@ -83,7 +83,7 @@ def verify(stratum, dim, causal, dtype):
         # What the allocator gives next is this.
         poison = torch.full_like(q, math.nan), torch.full((batch, heads, seqlen_q), math.nan, device="cuda")
         del poison
-        out, lse = interface._forward(q, k, v, None, -1, 0 if causal else -1, 0.0, None, None, stratum)
+        out, lse = dispatch.forward(q, k, v, None, -1, 0 if causal else -1, 0.0, None, stratum=stratum)
         ref, ref_lse = reference(q, k, v, causal)
         error, allowed = (out.double() - ref).abs().max().item(), allowed_error(q, k, v, causal, ref)
         lse_error = torch.where(lse.double() == ref_lse, 0.0, (lse.double() - ref_lse).abs()).max().item()
@@ -98,8 +98,8 @@ def contenders(strata, wanted):
     """Functions of q, k, v (batch, seqlen, heads, dim) and causal, by name, and why others are not there."""
 
     def ours(stratum):
-        return lambda q, k, v, causal: interface._forward(
-            q, k, v, None, -1, 0 if causal else -1, 0.0, None, None, stratum
+        return lambda q, k, v, causal: dispatch.forward(
+            q, k, v, None, -1, 0 if causal else -1, 0.0, None, stratum=stratum
         )
 
     def sdpa(backend):

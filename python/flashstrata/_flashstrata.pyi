@@ -1,6 +1,6 @@
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 __version__: str
 
@@ -28,13 +28,21 @@ class Device:
         left: int,
         right: int,
         softcap: float,
-        slopes: Optional[Tuple[int, int]],
-        packed: Optional[Tuple[int, int, int, int, int]],
-        stratum: Optional[str],
+        slopes: Optional[Tuple[int, int]] = None,
+        packed: Optional[Tuple[int, int, int, int, int]] = None,
+        stratum: Optional[str] = None,
+        cache: Optional[Dict[str, Any]] = None,
+        descales: Optional[Sequence[int]] = None,
     ) -> None: ...
     def synchronize(self, stream: int) -> None: ...
     def forward_host(
-        self, problem: str, q: bytes, k: bytes, v: bytes, stratum: Optional[str] = None
+        self,
+        problem: str,
+        q: bytes,
+        k: bytes,
+        v: bytes,
+        stratum: Optional[str] = None,
+        descales: Optional[Tuple[bytes, bytes, bytes]] = None,
     ) -> Tuple[bytes, bytes]: ...
     def plan(self, problem: str, stratum: Optional[str] = None) -> str: ...
 
@@ -54,30 +62,9 @@ class Torch:
         slopes: Any,
         packed: Optional[Tuple[Any, Any, int, int]],
         with_lse: bool,
+        cache: Optional[Tuple[Any, ...]] = None,
+        descales: Optional[Tuple[Any, Any, Any]] = None,
     ) -> Optional[Tuple[Any, Any]]: ...
 
 def dig(problem: str, gpu: str, strata: List[str], full: bool, seed: int) -> Tuple[str, List[str]]: ...
 def probe(launch: Path) -> str: ...
-
-def forward_cache(
-    device: Device,
-    stream: int,
-    dtype: str,
-    q: Memory,
-    k: Memory,
-    v: Memory,
-    out: Memory,
-    lse: Tuple[int, int],
-    scale: Optional[float],
-    left: int,
-    right: int,
-    softcap: float,
-    slopes: Optional[Tuple[int, int]],
-    packed: Optional[Tuple[int, int, int, int, int]],
-    cache_seqlens: Optional[int],
-    cache_batch_idx: Optional[int],
-    block_table: Optional[Tuple[int, int]],
-    new: Optional[Tuple[Memory, Memory]],
-    rotary: Optional[Tuple[int, int, int, bool, int]],
-    splits: Optional[int],
-) -> None: ...

@@ -155,7 +155,7 @@ def _start(library: Any, device: Device, stream: int, arrays: tuple, options: tu
     lse = library.empty((q.shape[0], q.shape[2], q.shape[1]), library.float32)
     of_out, of_lse = _memory(interface(out), dtype.itemsize), _memory(interface(lse), 4)
     device.forward(
-        stream, _DTYPES[dtype.name], *(memory for _, memory in inputs), of_out, (of_lse[0], 4 * lse.size), *options, None, None, None
+        stream, _DTYPES[dtype.name], *(memory for _, memory in inputs), of_out, (of_lse[0], 4 * lse.size), *options
     )
     return out, lse
 

@@ -12,6 +12,8 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
+use crate::call::Dims;
+
 /// The version of the table whose fields these are.
 const MAJOR: u32 = 1;
 
@@ -20,10 +22,11 @@ pub(crate) const CPU: i32 = 1;
 pub(crate) const CUDA: i32 = 2;
 const CUDA_HOST: i32 = 3;
 
-/// `kDLInt`, `kDLFloat` and `kDLBfloat`.
+/// `kDLInt`, `kDLFloat`, `kDLBfloat` and `kDLFloat8_e4m3fn`.
 const INT: u8 = 0;
 const FLOAT: u8 = 2;
 const BFLOAT: u8 = 4;
+const E4M3FN: u8 = 10;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -78,6 +81,10 @@ pub(crate) enum Kind {
 }
 
 impl View {
+    pub fn dims(&self) -> Dims {
+        Dims { shape: self.shape, strides: self.strides }
+    }
+
     /// Whether its elements lie one after the other.
     pub fn is_contiguous(&self) -> bool {
         let mut within = 1;
@@ -156,6 +163,7 @@ impl Exchange {
             (FLOAT, 16, 1) => Kind::Float(Dtype::F16),
             (BFLOAT, 16, 1) => Kind::Float(Dtype::Bf16),
             (FLOAT, 32, 1) => Kind::Float(Dtype::F32),
+            (E4M3FN, 8, 1) => Kind::Float(Dtype::E4m3),
             (INT, 32, 1) => Kind::Int32,
             _ => Kind::Other,
         };

@@ -8,8 +8,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
 
+use crate::call::{Addresses, CacheAddresses, CacheKey, Key};
 use crate::dlpack::{CPU, CUDA, Exchange, Kind, MOST_DIMENSIONS, View};
-use crate::{Addresses, Dims, Flow, Key, PyDevice, locked};
+use crate::{Flow, PyDevice, locked};
 use flashstrata::Dtype;
 
 /// Bytes of the memory that a stream has for an `lse` that is not asked for.
@@ -36,6 +37,24 @@ pub(crate) struct Torch {
 
 /// `(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)`.
 type Packed<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, i64, i64);
+
+/// Of a cache, `(k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table, rotary_interleaved,
+/// num_splits)`.
+type Cached<'py> = (
+    Option<Bound<'py, PyAny>>,
+    Option<Bound<'py, PyAny>>,
+    Option<Bound<'py, PyAny>>,
+    Option<Bound<'py, PyAny>>,
+    Option<Bound<'py, PyAny>>,
+    Option<Bound<'py, PyAny>>,
+    Option<Bound<'py, PyAny>>,
+    Option<Bound<'py, PyAny>>,
+    bool,
+    i64,
+);
+
+/// `(q_descale, k_descale, v_descale)`.
+type Descaled<'py> = [Option<Bound<'py, PyAny>>; 3];
 
 #[pymethods]
 impl Torch {
@@ -72,8 +91,8 @@ impl Torch {
     /// Starts attention on torch's current stream: `(out, lse)`, where `lse` is None unless `with_lse`.
     ///
     /// None where the call is not of the common kind: tensors of torch's own class, of one device and one type, without
-    /// gradients, whose last dimension is contiguous. Then nothing was done.
-    #[pyo3(signature = (q, k, v, scale, left, right, softcap, slopes, packed, with_lse))]
+    /// gradients, whose last dimension is contiguous, and whose shapes are those that go together. Then nothing was done.
+    #[pyo3(signature = (q, k, v, scale, left, right, softcap, slopes, packed, with_lse, cache = None, descales = None))]
     fn forward<'py>(
         &self,
         py: Python<'py>,
@@ -87,57 +106,38 @@ impl Torch {
         slopes: Option<&Bound<'py, PyAny>>,
         packed: Option<Packed<'py>>,
         with_lse: bool,
+        cache: Option<Cached<'py>>,
+        descales: Option<Descaled<'py>>,
     ) -> PyResult<Option<Results<'py>>> {
-        let Some(call) = self.read([q, k, v], slopes, packed.as_ref())? else { return Ok(None) };
-        let Call { dtype, dims, device, at: [at_q, at_k, at_v], packed, cu_seqlens, slopes } = call;
-        let is_gpu = device.0 == CUDA;
-        if is_gpu && self.current_gpu.call0(py)?.extract::<i32>(py)? != device.1 {
+        let Some(reader) = self.reader(q)? else { return Ok(None) };
+        let options = (scale, (left, right), softcap);
+        let Some((key, mut at)) =
+            reader.call([k, v], options, slopes, packed.as_ref(), cache.as_ref(), descales.as_ref())
+        else {
+            return Ok(None);
+        };
+        let on = reader.q.device;
+        let is_gpu = on.0 == CUDA;
+        if is_gpu && self.current_gpu.call0(py)?.extract::<i32>(py)? != on.1 {
             return Ok(None);
         }
-        let [q, k, v] = dims;
-        let rank = if packed.is_some() { 3 } else { 4 };
-        let mut out_shape = q.shape;
-        out_shape[rank - 1] = v.shape[rank - 1];
-        let key = Key {
-            dtype,
-            q,
-            k,
-            v,
-            out: contiguous(&out_shape, rank),
-            // Torch's own memory is aligned to more than a plan asks for.
-            alignment: Addresses::alignment(at_q, at_k, at_v, 0),
-            scale: scale.map(f32::to_bits),
-            window: (left, right),
-            softcap: softcap.to_bits(),
-            slopes: slopes.map_or(0, |(_, count)| count),
-            packed,
-            stratum: None,
-        };
-        let device = self.device(py, device)?;
+        let device = self.device(py, on)?;
         let device = device.get();
         let kept = device.kept(py, &key)?;
-        let flow = device.flow(if is_gpu { self.exchange.stream(py, call.device.1)? } else { 0 })?;
+        let flow = device.flow(if is_gpu { self.exchange.stream(py, on.1)? } else { 0 })?;
 
-        let (out, at_out) = self.empty(py, is_gpu, &kept.out, &out_shape[..rank], dtype)?;
+        let rank = key.rank();
+        let (out, at_out) = self.empty(py, is_gpu, &kept.out, &key.out_shape()[..rank], key.dtype.out())?;
         let lse_bytes = kept.attention.lse_bytes();
-        let lse_shape: &[usize] =
-            if rank == 3 { &[q.shape[1], q.shape[0]] } else { &[q.shape[0], q.shape[2], q.shape[1]] };
+        let shape = key.q.shape;
+        let lse_shape: &[usize] = if rank == 3 { &[shape[1], shape[0]] } else { &[shape[0], shape[2], shape[1]] };
         let (lse, at_lse) = if with_lse || !is_gpu || lse_bytes > UNREAD_BYTES {
             let (lse, at) = self.empty(py, is_gpu, &kept.lse, lse_shape, Dtype::F32)?;
             (Some(lse), at)
         } else {
             (None, self.unread(py, &flow)?)
         };
-        let at = Addresses {
-            q: at_q,
-            k: at_k,
-            v: at_v,
-            out: at_out,
-            lse: (at_lse, lse_bytes),
-            cu_seqlens,
-            slopes: slopes.map_or(0, |(address, _)| address),
-            known: true,
-        };
+        (at.out, at.lse) = (at_out, (at_lse, lse_bytes));
         // SAFETY: the caller holds the tensors, which are of this device and as large as they say; torch keeps memory until the
         // work in the stream that was current has ended.
         py.detach(|| unsafe { device.start(&flow, &kept, &key, &at) })?;
@@ -148,15 +148,154 @@ impl Torch {
 /// `out`, and `lse` where it was asked for.
 type Results<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
 
-/// What was read of a call's tensors.
-struct Call {
+/// What looks at a call's tensors: they are to be like q. What it does not take is `None`.
+struct Reader<'a> {
+    torch: &'a Torch,
+    q: View,
     dtype: Dtype,
-    dims: [Dims; 3],
-    at: [u64; 3],
-    device: (i32, i32),
-    packed: Option<(usize, usize, usize)>,
-    cu_seqlens: [u64; 2],
-    slopes: Option<(u64, usize)>,
+    /// Whether tensors must not ask for gradients.
+    grad: bool,
+}
+
+impl Reader<'_> {
+    /// A tensor of q's type, device, and so many dimensions.
+    fn like_q(&self, tensor: &Bound<'_, PyAny>, rank: usize) -> Option<View> {
+        let view = self.torch.view(tensor)?;
+        let fits = view.kind == self.q.kind && view.device == self.q.device && view.rank == rank;
+        (fits && !self.asks_for_gradients(tensor)).then_some(view)
+    }
+
+    /// The same, with a contiguous last dimension.
+    fn rows(&self, tensor: &Bound<'_, PyAny>, rank: usize) -> Option<View> {
+        let last = rank - 1;
+        self.like_q(tensor, rank).filter(|view| view.strides[last] == 1 || view.shape[last] == 1)
+    }
+
+    /// Numbers one after the other, of the device that q is on.
+    fn list(&self, tensor: &Bound<'_, PyAny>, kind: Kind) -> Option<View> {
+        let fits = |view: &View| view.kind == kind && view.device == self.q.device && view.is_contiguous();
+        self.torch.view(tensor).filter(fits)
+    }
+
+    fn asks_for_gradients(&self, tensor: &Bound<'_, PyAny>) -> bool {
+        let asked = || tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy();
+        self.grad && asked().unwrap_or(true)
+    }
+
+    /// The whole call, but for the addresses of its results.
+    fn call(
+        &self,
+        [k, v]: [&Bound<'_, PyAny>; 2],
+        (scale, window, softcap): (Option<f32>, (i64, i64), f32),
+        slopes: Option<&Bound<'_, PyAny>>,
+        packed: Option<&Packed<'_>>,
+        cache: Option<&Cached<'_>>,
+        descales: Option<&Descaled<'_>>,
+    ) -> Option<(Key, Addresses)> {
+        let rank = if packed.is_some() { 3 } else { 4 };
+        let q = self.q;
+        let rank_of_keys = if cache.is_some() { 4 } else { rank };
+        let [k, v] = [self.rows(k, rank_of_keys)?, self.rows(v, rank_of_keys)?];
+        let mut key = Key {
+            dtype: self.dtype,
+            q: q.dims(),
+            k: k.dims(),
+            v: v.dims(),
+            out: [0; MOST_DIMENSIONS],
+            // Torch's own memory is aligned to more than a plan asks for.
+            alignment: Addresses::alignment(q.address, k.address, v.address, 0),
+            scale: scale.map(f32::to_bits),
+            window,
+            softcap: softcap.to_bits(),
+            slopes: 0,
+            packed: None,
+            stratum: None,
+            cache: None,
+        };
+        let mut at = Addresses { q: q.address, k: k.address, v: v.address, known: true, ..Addresses::default() };
+        if q.rank != rank || q.strides[rank - 1] != 1 && q.shape[rank - 1] != 1 {
+            return None;
+        }
+        if let Some(slopes) = slopes {
+            let view = self.list(slopes, Kind::Float(Dtype::F32))?;
+            (key.slopes, at.slopes) = (view.elements(), view.address);
+        }
+        if let Some((cu_seqlens_q, cu_seqlens_k, longest_q, longest_k)) = packed {
+            let (of_q, of_k) = (self.list(cu_seqlens_q, Kind::Int32)?, self.list(cu_seqlens_k, Kind::Int32)?);
+            if of_q.rank != 1 || of_q.shape != of_k.shape || of_k.rank != 1 {
+                return None;
+            }
+            let batch = of_q.shape[0].checked_sub(1)?;
+            key.packed = Some((batch, usize::try_from(*longest_q).ok()?, usize::try_from(*longest_k).ok()?));
+            at.cu_seqlens = [of_q.address, of_k.address];
+        }
+        if let Some(cache) = cache {
+            let (of_cache, places) = self.cache(cache, key.batch())?;
+            (key.cache, at.cache) = (Some(of_cache), places);
+            key = key.simplified();
+        }
+        if self.dtype.is_scaled() {
+            let wanted = [key.batch(), k.shape[k.rank - 2]];
+            for (descale, to) in descales?.iter().zip(&mut at.descales) {
+                let view = self.list(descale.as_ref()?, Kind::Float(Dtype::F32))?;
+                if view.shape[..view.rank] != wanted {
+                    return None;
+                }
+                *to = view.address;
+            }
+        } else if descales.is_some() {
+            return None;
+        }
+        key.out = contiguous(&key.out_shape(), rank);
+        Some((key, at))
+    }
+
+    /// What a call's cache is.
+    fn cache(&self, cache: &Cached<'_>, batch: usize) -> Option<(CacheKey, CacheAddresses)> {
+        let (k, v, cos, sin, seqlens, batch_idx, leftpad, table, interleaved, splits) = cache;
+        let (mut key, mut at) = (CacheKey::default(), CacheAddresses::default());
+        key.splits = u32::try_from(*splits).ok()?;
+        for (list, given, to) in [
+            (seqlens, &mut key.seqlens, &mut at.seqlens),
+            (batch_idx, &mut key.batch_idx, &mut at.batch_idx),
+            (leftpad, &mut key.leftpad, &mut at.leftpad),
+        ] {
+            let Some(list) = list else { continue };
+            let view = self.list(list, Kind::Int32)?;
+            if view.shape[..view.rank] != [batch] {
+                return None;
+            }
+            (*given, *to) = (true, view.address);
+        }
+        if let Some(table) = table {
+            let view = self.list(table, Kind::Int32)?;
+            if view.rank != 2 || view.shape[0] != batch || key.leftpad {
+                return None;
+            }
+            (key.pages_of_entry, at.table) = (Some(view.shape[1]), view.address);
+        }
+        match (k, v) {
+            (None, None) => {}
+            (Some(k), Some(v)) if key.seqlens => {
+                let new = [self.rows(k, 4)?, self.rows(v, 4)?];
+                (key.new, at.new) = (Some(new.map(|view| view.dims())), new.map(|view| view.address));
+            }
+            _ => return None,
+        }
+        match (cos, sin) {
+            (None, None) => {}
+            (Some(cos), Some(sin)) if key.new.is_some() => {
+                let [cos, sin] = [self.like_q(cos, 2)?, self.like_q(sin, 2)?];
+                if cos.shape != sin.shape || !cos.is_contiguous() || !sin.is_contiguous() {
+                    return None;
+                }
+                key.rotary = Some((2 * cos.shape[1], *interleaved, cos.shape[0]));
+                at.rotary = [cos.address, sin.address];
+            }
+            _ => return None,
+        }
+        Some((key, at))
+    }
 }
 
 impl Torch {
@@ -170,70 +309,16 @@ impl Torch {
         unsafe { self.exchange.view(tensor) }
     }
 
-    /// `None` where a call is not of the common kind.
-    fn read(
-        &self,
-        tensors: [&Bound<'_, PyAny>; 3],
-        slopes: Option<&Bound<'_, PyAny>>,
-        packed: Option<&Packed<'_>>,
-    ) -> PyResult<Option<Call>> {
-        let py = tensors[0].py();
-        let [Some(q), Some(k), Some(v)] = tensors.map(|tensor| self.view(tensor)) else {
-            return Ok(None);
-        };
-        let Kind::Float(dtype) = q.kind else { return Ok(None) };
-        let rank = if packed.is_some() { 3 } else { 4 };
-        let common = |tensor: &View| {
-            let last = tensor.rank.wrapping_sub(1);
-            tensor.kind == q.kind
-                && tensor.device == q.device
-                && tensor.rank == rank
-                && (tensor.strides[last] == 1 || tensor.shape[last] == 1)
-        };
-        if !matches!(q.device.0, CPU | CUDA) || ![q, k, v].iter().all(common) {
+    /// What reads a call of these queries; `None` where they are not of the common kind.
+    fn reader(&self, q: &Bound<'_, PyAny>) -> PyResult<Option<Reader<'_>>> {
+        let Some(view) = self.view(q).filter(|view| matches!(view.device.0, CPU | CUDA)) else { return Ok(None) };
+        let Kind::Float(dtype) = view.kind else { return Ok(None) };
+        if dtype.is_scaled() && view.device.0 == CPU {
             return Ok(None);
         }
-        if self.is_grad_enabled.call0(py)?.is_truthy(py)? {
-            for tensor in tensors {
-                if tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
-                    return Ok(None);
-                }
-            }
-        }
-        let vector = |tensor: &Bound<'_, PyAny>, kind| {
-            let fits = |view: &View| view.kind == kind && view.device == q.device && view.is_contiguous();
-            self.view(tensor).filter(fits)
-        };
-        let slopes = match slopes {
-            None => None,
-            Some(slopes) => match vector(slopes, Kind::Float(Dtype::F32)) {
-                Some(view) => Some((view.address, view.elements())),
-                None => return Ok(None),
-            },
-        };
-        let (packed, cu_seqlens) = match packed {
-            None => (None, [0; 2]),
-            Some((cu_seqlens_q, cu_seqlens_k, longest_q, longest_k)) => {
-                let offsets = (vector(cu_seqlens_q, Kind::Int32), vector(cu_seqlens_k, Kind::Int32));
-                let longest = (usize::try_from(*longest_q), usize::try_from(*longest_k));
-                let ((Some(of_q), Some(of_k)), (Ok(longest_q), Ok(longest_k))) = (offsets, longest) else {
-                    return Ok(None);
-                };
-                if of_q.rank != 1 || of_q.shape != of_k.shape || of_k.rank != 1 || of_q.shape[0] == 0 {
-                    return Ok(None);
-                }
-                (Some((of_q.shape[0] - 1, longest_q, longest_k)), [of_q.address, of_k.address])
-            }
-        };
-        Ok(Some(Call {
-            dtype,
-            dims: [q, k, v].map(|View { shape, strides, .. }| Dims { shape, strides }),
-            at: [q, k, v].map(|view| view.address),
-            device: q.device,
-            packed,
-            cu_seqlens,
-            slopes,
-        }))
+        let grad = self.is_grad_enabled.call0(q.py())?.is_truthy(q.py())?;
+        let reader = Reader { torch: self, q: view, dtype, grad };
+        Ok(if reader.asks_for_gradients(q) { None } else { Some(reader) })
     }
 
     fn device(&self, py: Python<'_>, device: (i32, i32)) -> PyResult<Py<PyDevice>> {
@@ -259,7 +344,7 @@ impl Torch {
             let dtype = match dtype {
                 Dtype::F32 => &self.float32,
                 Dtype::F16 => &self.float16,
-                // What comes of 8-bit inputs.
+                // No result is of 8 bits.
                 Dtype::Bf16 | Dtype::E4m3 => &self.bfloat16,
             };
             let mut extents = [0; MOST_DIMENSIONS];

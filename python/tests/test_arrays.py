@@ -131,8 +131,8 @@ def test_cupy_goes_to_its_current_stream(monkeypatch):
     (kv,) = tensors(np.float16, (1, 20, 2, 2, 16))
     (q,) = tensors(np.float16, (1, 10, 4, 16))
     out, lse = flashstrata.attention(array(q), array(kv[:, :, 0]), array(kv[:, :, 1]), causal=True, return_lse=True)
-    ((stream, dtype, of_q, of_k, _, of_out, of_lse, scale, left, right, softcap, *rest),) = recorder.calls
-    assert (stream, dtype, scale, left, right, softcap, rest) == (77, "f16", None, -1, 0, 0.0, [None] * 3)
+    ((stream, dtype, of_q, of_k, _, of_out, of_lse, scale, left, right, softcap),) = recorder.calls
+    assert (stream, dtype, scale, left, right, softcap) == (77, "f16", None, -1, 0, 0.0)
     assert of_q == (q.ctypes.data, (1, 10, 4, 16), (640, 64, 16, 1))
     assert of_k == (kv.ctypes.data, (1, 20, 2, 16), (1280, 64, 16, 1))
     assert of_out[0] == out.array.ctypes.data and of_lse == (lse.array.ctypes.data, 160)

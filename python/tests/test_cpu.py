@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flashstrata import flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func  # noqa: E402
+from flashstrata import dispatch, flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func  # noqa: E402
 
 SDPA = torch.nn.functional.scaled_dot_product_attention
 
@@ -82,25 +82,23 @@ def test_refusals_name_the_argument():
 
 def test_the_short_way_is_the_long_way():
     """Calls of the common kind take a way of their own: the same results, and what it leaves alone has the same errors."""
-    from flashstrata import interface
-
     q, k, v = tensors((2, 33, 4, 32), (2, 40, 2, 32), (2, 40, 2, 48), dtype=torch.bfloat16)
     slopes = torch.rand(2, 4)
     for given in ((None, -1, -1, 0.0, None), (0.3, 8, 0, 20.0, None), (None, -1, 0, 0.0, slopes)):
-        short, long = interface._short(q, k, v, *given, None, True), interface._forward(q, k, v, *given, None)
+        short, long = dispatch.short(q, k, v, *given, None, True), dispatch.forward(q, k, v, *given, None)
         assert all(torch.equal(one, other) and one.stride() == other.stride() for one, other in zip(short, long))
     offsets = torch.tensor([0, 11, 33], dtype=torch.int32), torch.tensor([0, 40, 40], dtype=torch.int32)
     packed = [x[0] for x in (q, k, v)], (None, -1, 0, 0.0, None), (*offsets, 22, 40)
-    short, long = interface._short(*packed[0], *packed[1], packed[2], True), interface._forward(*packed[0], *packed[1], packed[2])
+    short, long = dispatch.short(*packed[0], *packed[1], packed[2], True), dispatch.forward(*packed[0], *packed[1], packed[2])
     assert all(torch.equal(one, other) for one, other in zip(short, long))
-    assert interface._short(q, k, v, None, -1, -1, 0.0, None, None, False)[1] is None
+    assert dispatch.short(q, k, v, None, -1, -1, 0.0, None, None, False)[1] is None
     columns_apart = k.transpose(-1, -2).contiguous().transpose(-1, -2)
     others = [
         (q, columns_apart, v), (q, k.half(), v), (q.double(), k.double(), v.double()), (q[0], k[0], v[0]),
         (q.float().requires_grad_(), k.float(), v.float()), tuple(x.to("meta") for x in (q, k, v)),
     ]  # fmt: skip
     for other in others:
-        assert interface._short(*other, None, -1, -1, 0.0, None, None, False) is None
+        assert dispatch.short(*other, None, -1, -1, 0.0, None, None, False) is None
 
 
 def test_a_last_dimension_that_is_not_contiguous_is_copied():
@@ -130,6 +128,24 @@ def test_shapes_that_do_not_fit_are_named():
         flash_attn_func(q, k, v, alibi_slopes=torch.zeros(2, dtype=torch.float64))
     with pytest.raises(ValueError, match="cu_seqlens_q is torch.int64"):
         flash_attn_varlen_func(q[0], k[0], v[0], torch.tensor([0, 9]), torch.tensor([0, 9]), 9, 9)
+
+
+def test_eight_bits_are_of_gpus():
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in tensors((2, 9, 2, 16), (2, 9, 2, 16), (2, 9, 2, 16)))
+    with pytest.raises(NotImplementedError, match="q is torch.float8_e4m3fn on the CPU"):
+        flash_attn_func(q, k, v)
+    descale = torch.ones(2, 2)
+    with pytest.raises(NotImplementedError, match="q is torch.float8_e4m3fn on the CPU"):
+        flash_attn_func(q, k, v, q_descale=descale, k_descale=descale, v_descale=descale)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(x) for x in (q, k, v)]
+        assert dispatch.forward_op(*fakes, None, -1, 0, 0.0, None)[0].dtype == torch.bfloat16
+    halves = [x.half() for x in (q, k, v)]
+    with pytest.raises(ValueError, match="v_descale is given: q is torch.float16"):
+        flash_attn_func(*halves, v_descale=descale)
+    for wrong, says in ((descale[:1], r"k_descale is torch.float32 \(1, 2\)"), (descale.half(), "k_descale is torch.float16")):
+        with pytest.raises(ValueError, match=says):
+            dispatch.forward(q, k, v, None, -1, 0, 0.0, None, descales=(descale, wrong, descale))
 
 
 def test_a_forked_process_computes():

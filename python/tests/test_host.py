@@ -39,6 +39,26 @@ def test_host_tensors(name, mask):
     assert np.abs(np.frombuffer(lse, np.float32).reshape(1, 4, 70) - expected_lse).max() < 1e-3
 
 
+def test_eight_bits():
+    """Numbers that e4m3 has, times what each batch entry and KV head has."""
+    rng = np.random.default_rng(11)
+    shapes = ((2, 70, 4, 64), (2, 90, 2, 64), (2, 90, 2, 64))
+    bits = [rng.integers(0x28, 0x48, shape, np.uint8) | rng.integers(0, 2, shape, np.uint8) << 7 for shape in shapes]
+    descales = [rng.uniform(0.25, 0.5, (2, 2)).astype(np.float32) for _ in range(3)]
+    out, lse = flashstrata.Device.emulated("H200").forward_host(
+        "2x4/2x70/90x64 e4m3 causal", *(x.tobytes() for x in bits), descales=tuple(x.tobytes() for x in descales)
+    )
+    # Three bits of fraction and four of an exponent that is 7 for 1.
+    numbers = [np.where(x >> 7, -1.0, 1.0) * (1 + (x & 7) / 8) * 2.0 ** ((x >> 3 & 15) - 7.0) for x in bits]
+    scaled = [x * descale.repeat(x.shape[2] // 2, 1)[:, None, :, None] for x, descale in zip(numbers, descales)]
+    expected, expected_lse = attention(*scaled, True)
+    out = (np.frombuffer(out, np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(expected.shape)
+    assert np.abs(out - expected).max() < 0.05 * np.abs(expected).max()
+    assert np.abs(np.frombuffer(lse, np.float32).reshape(expected_lse.shape) - expected_lse).max() < 1e-3
+    with pytest.raises(ValueError, match="q_descale"):
+        flashstrata.Device.emulated("H200").forward_host("2x4/2x70/90x64 e4m3", *(x.tobytes() for x in bits))
+
+
 def test_the_plan_says_what_runs():
     assert " v3 " in flashstrata.Device.emulated("H200").plan("4x16x1024x128 bf16")
     assert "v2_kt" in flashstrata.Device.emulated("H200").plan("4x16x1024x128 bf16", stratum="v2_kt")

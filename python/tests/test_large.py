@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
-from flashstrata import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, interface  # noqa: E402
+from flashstrata import dispatch, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache  # noqa: E402
 
 STRATA = [None, "naive", "v1", "v2", "v2_kt", "v2_tc", "v3"]
 MANY = 70_000
@@ -28,7 +28,7 @@ def reference(q, k, v, causal):
 def forward(q, k, v, causal, stratum):
     if stratum == "v3" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("v3 is for Hopper")
-    return interface._forward(q, k, v, None, -1, 0 if causal else -1, 0.0, None, None, stratum)
+    return dispatch.forward(q, k, v, None, -1, 0 if causal else -1, 0.0, None, stratum=stratum)
 
 
 def close(out, lse, q, k, v, causal, heads=slice(None), batch=slice(None)):

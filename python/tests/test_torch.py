@@ -64,6 +64,36 @@ def test_shapes(dtype, dim, seqlen_q, seqlen_k, causal):
     lse_close(lse, expected_lse)
 
 
+@pytest.mark.skipif(torch.cuda.get_device_capability()[0] != 9, reason="8-bit kernels are of compute capability 9.0")
+@pytest.mark.parametrize("given", [(), ("q", "k", "v"), ("v",)])
+@pytest.mark.parametrize("dim", [64, 128, 192])
+def test_eight_bits(given, dim):
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in tensors(2, 333, 500, 6, 2, dim, torch.float32))
+    descales = {f"{name}_descale": 0.5 * torch.rand(2, 2, device="cuda") + 0.25 for name in given}
+    ones = torch.ones(2, 2, device="cuda")
+
+    def scaled(name, x):
+        descale = descales.get(f"{name}_descale", ones).repeat_interleave(x.shape[2] // 2, 1)
+        return x.double() * descale[:, None, :, None]
+
+    expected, expected_lse = reference(scaled("q", q), scaled("k", k), scaled("v", v), causal=True)
+    out, lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True, **descales)
+    assert out.dtype == torch.bfloat16 and not out.isnan().any()
+    assert (out.double() - expected).abs().max() < 0.05 * expected.abs().max()
+    lse_close(lse, expected_lse)
+    rows = [x.flatten(0, 1) for x in (q, k, v)]
+    offsets = (torch.arange(3, device="cuda") * n for n in (333, 500))
+    offsets = [one.int() for one in offsets]
+    packed = flash_attn_varlen_func(*rows, *offsets, 333, 500, causal=True, **descales)
+    assert torch.equal(packed, out.flatten(0, 1))
+    # Of one number for all, which is copied.
+    one = torch.full((1, 1), 0.7, device="cuda")
+    same = [flash_attn_func(q, k, v, v_descale=x) for x in (one.expand(2, 2), one.expand(2, 2).contiguous())]
+    assert torch.equal(*same)
+    columns_apart = v.transpose(-1, -3).contiguous().transpose(-1, -3)
+    assert torch.equal(flash_attn_func(q, k, columns_apart, causal=True, **descales), out)
+
+
 @pytest.mark.parametrize("window", [(64, 0), (-1, 17), (100, 100), (0, 0), (33, -1)])
 def test_windows(window):
     q, k, v = tensors(2, 333, 500, 4, 4, 64, torch.bfloat16)
@@ -169,7 +199,7 @@ def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="alibi_slopes"):
         flash_attn_func(q, k, v, alibi_slopes=torch.zeros(2))
     offsets = torch.tensor([0, 16], dtype=torch.int32)
-    with pytest.raises(ValueError, match="cu_seqlens_q is torch.int32 on cpu"):
+    with pytest.raises(ValueError, match=r"cu_seqlens_q is torch.int32 \(2,\) on cpu"):
         flash_attn_varlen_func(q[0], k[0], v[0], offsets, offsets.cuda(), 16, 16)
 
 

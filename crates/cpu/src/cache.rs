@@ -39,6 +39,7 @@ pub(crate) unsafe fn of_cache(
     let packed = kernels::cache::packed(problem)?;
     let size = problem.dtype.bytes();
     let before = |entry: usize| problem.lengths(entry).1 - cache.appended();
+    let position = |entry: usize, key: usize| key + cache.leftpad(entry);
     let offset = |strides: Strides, [row, token, head]: [usize; 3]| {
         (row * strides.batch + token * strides.seq + head * strides.head) * size
     };
@@ -53,7 +54,11 @@ pub(crate) unsafe fn of_cache(
                 let (to_k, to_v) = (offset(layout.k, [row, place, head]), offset(layout.v, [row, place, head]));
                 // SAFETY: the problem's rows and pages are within the cache, and its new rows within theirs.
                 unsafe {
-                    turned.copy(new.k.add(from_k), memory.k.cast_mut().add(to_k), before(entry) + token);
+                    turned.copy(
+                        new.k.add(from_k),
+                        memory.k.cast_mut().add(to_k),
+                        position(entry, before(entry) + token),
+                    );
                     let bytes = problem.head_dim_v * size;
                     new.v.add(from_v).copy_to_nonoverlapping(memory.v.cast_mut().add(to_v), bytes);
                 }
@@ -91,7 +96,7 @@ pub(crate) unsafe fn of_cache(
             // SAFETY: as above.
             unsafe {
                 let from = memory.q.add(offset(layout.q, [batch, tokens.start + i, head]));
-                turned.copy(from, to, before(entry) + further);
+                turned.copy(from, to, position(entry, before(entry) + further));
                 to = to.add(row_bytes);
             }
         }

@@ -11,7 +11,7 @@ use crate::mbarrier::Mbarrier;
 use crate::pattern::Shapes;
 use crate::program::Program;
 use crate::proxy::Proxy;
-use crate::race::{Access, Clock, Expand, Race, Races, Read, Stamp};
+use crate::race::{Access, Clock, Expand, Race, Races, Read, Stamp, Waits};
 use crate::report::InstructionCounters;
 use crate::run::Job;
 use crate::small::RegisterRequest;
@@ -51,6 +51,8 @@ pub(crate) struct Barrier {
     votes: u32,
     /// What those released that arrived and do not wait.
     released: Clock,
+    /// What whoever arrives must know, or it may have done so a round before if it was faster: that the last round has ended.
+    last: Clock,
 }
 
 /// Why a warp stopped running.
@@ -311,7 +313,7 @@ impl<'a> Worker<'a> {
         self.races.end(index, &shared).map_err(|race| self.race_failure(race))?;
         for id in 0..BARRIERS {
             // Who is let go so does not learn what the warp did.
-            self.races.forgot |= self.complete(warps, id)?;
+            self.complete(warps, id)?;
         }
         if warps.iter().all(|warp| warp.state == State::Done) {
             self.end_register_requests()?;
@@ -354,38 +356,40 @@ impl<'a> Worker<'a> {
             }
         }
         self.progress += 1;
+        self.races.forgot |= !self.races.open[index].knows(&barrier.last);
         barrier.arrived += 32;
         barrier.votes += votes;
         barrier.released.join(&released);
         if waits {
             barrier.waiting |= 1 << index;
             warps[index].state = State::Waiting(id);
-            self.wait(index)?;
+            self.wait(index, Waits::Barrier)?;
         } else {
             warps[index].pc += 1;
         }
-        self.complete(warps, id).map(|_| ())
+        self.complete(warps, id)
     }
 
-    /// Lets the waiting warps go if enough threads have arrived; whether it did.
-    fn complete(&mut self, warps: &mut [Warp], id: u32) -> Result<bool, Fail> {
+    /// Lets the waiting warps go if enough threads have arrived.
+    fn complete(&mut self, warps: &mut [Warp], id: u32) -> Result<(), Fail> {
         let live = 32 * warps.iter().filter(|warp| warp.state != State::Done).count() as u32;
         let barrier = &mut self.barriers[id as usize];
         let expected = barrier.expected.unwrap_or(live);
         if barrier.arrived == 0 || barrier.arrived < expected {
-            return Ok(false);
+            return Ok(());
         }
         let done = std::mem::take(barrier);
         for warp in crate::pattern::bits_of(done.waiting) {
             self.lanes_meet(warp);
         }
         let shared = Shared { program: self.program, shapes: &self.shapes };
-        self.races.barrier(done.waiting, &done.released, &shared).map_err(|race| self.race_failure(race))?;
+        let known = self.races.barrier(done.waiting, &done.released, &shared);
+        self.barriers[id as usize].last = known.map_err(|race| self.race_failure(race))?;
         for warp in warps.iter_mut().filter(|warp| done.waiting >> warp.index & 1 == 1) {
             warp.state = State::Ready;
             self.let_go(warp, done.votes, done.arrived);
         }
-        Ok(true)
+        Ok(())
     }
 
     /// A barrier has completed: its instruction gets its result and the warp goes on behind it.

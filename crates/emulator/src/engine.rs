@@ -13,7 +13,7 @@ use crate::memory::Buffer;
 use crate::pattern::{SECTOR, lanes_of};
 use crate::program::engine::{Copied, EngineOp, Place, Region, Register};
 use crate::program::{Op, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
-use crate::race::Access;
+use crate::race::{Access, Waits};
 use crate::report::InstructionCounters;
 use crate::tensor_box;
 use crate::traffic::Direction;
@@ -55,6 +55,7 @@ impl Worker<'_> {
                 for lane in lanes_of(mask) {
                     let address = self.own_shared(warp, *barrier, lane).map_err(|kind| fail(kind, lane))?;
                     let count = value(warp, *count, lane) as u32;
+                    self.mbarrier_between_lanes(index, (address, lane), true, position)?;
                     self.mbarrier_init(index, address, count, position)?;
                 }
             }
@@ -90,6 +91,7 @@ impl Worker<'_> {
                 let mut wait = None;
                 for lane in lanes_of(mask) {
                     let address = self.own_shared(warp, *barrier, lane).map_err(|kind| fail(kind, lane))?;
+                    self.mbarrier_between_lanes(index, (address, lane), false, position)?;
                     let asked = value(warp, *asked, lane);
                     let asked = if *parity { Asked::Parity(asked as u32) } else { Asked::State(asked) };
                     let (is_complete, what) = self.mbarrier_test(warp, address, asked, *acquires, position)?;
@@ -102,7 +104,7 @@ impl Worker<'_> {
                         return Ok(Flow::Stay);
                     }
                     if let Some(wait) = wait {
-                        self.wait(index)?;
+                        self.wait(index, Waits::Phase)?;
                         warp.state = State::Parked(wait);
                         return Ok(Flow::Stop(Stop::Pause));
                     }
@@ -131,6 +133,7 @@ impl Worker<'_> {
                 let observed = std::mem::take(&mut warp.observed);
                 self.acquire(warp, &observed)?;
                 warp.fenced = self.release(index)?;
+                self.fence_between_ctas();
             }
             EngineOp::ProxyFence => self.fence(index)?,
             EngineOp::MapFence { map } => {
@@ -287,9 +290,15 @@ impl Worker<'_> {
     }
 
     /// Notes what a copy stores, where races between CTAs are looked for.
-    fn note_stored(&mut self, place: (usize, u64, u64), reduces: bool, position: usize) -> Result<(), FaultKind> {
+    fn note_stored(
+        &mut self,
+        place: (usize, u64),
+        bytes: &[u8],
+        reduces: bool,
+        position: usize,
+    ) -> Result<(), FaultKind> {
         let access = if reduces { Access::Atomic } else { Access::Write };
-        self.note_between_ctas(place, access, position, None).map_err(|fail| fail.0)
+        self.note_copied_between_ctas(place, access, position, bytes).map_err(|fail| fail.0)
     }
 
     /// Reads the running CTA's shared memory for a copy.
@@ -347,7 +356,7 @@ impl Worker<'_> {
                     let address = global(self.generic(warp, *to, lane).0)?;
                     let (buffer, _, offset) = self.allocation(address, bytes.into())?;
                     self.note_global(buffer, offset, bytes.into(), Direction::Write);
-                    self.note_stored((buffer, offset, bytes.into()), copy.operation.is_some(), position)?;
+                    self.note_stored((buffer, offset), &contents, copy.operation.is_some(), position)?;
                     self.count(position, bytes.into(), u64::from(bytes) / SECTOR + u64::from(offset % SECTOR != 0));
                     let piece = Piece { to: Target::Global { buffer, offset }, bytes: contents, reduce: copy.reduce };
                     return Ok(Some(vec![request(vec![piece], vec![(source, bytes)], Signal::Group)]));
@@ -547,7 +556,7 @@ impl Worker<'_> {
             let bytes = self.take_shared(run.shared, run.bytes)?;
             let (buffer, _, offset) = self.allocation(to, run.bytes.into())?;
             self.note_global(buffer, offset, run.bytes.into(), Direction::Write);
-            self.note_stored((buffer, offset, run.bytes.into()), reduce.is_some(), position)?;
+            self.note_stored((buffer, offset), &bytes, reduce.is_some(), position)?;
             moved += u64::from(run.bytes);
             reads.push((run.shared, run.bytes));
             pieces.push(Piece { to: Target::Global { buffer, offset }, bytes, reduce });

@@ -5,7 +5,9 @@ use std::fmt;
 
 use crate::cta::{Fail, Shared, Worker, word_bits};
 use crate::fault::FaultKind;
-use crate::race::{Access, Clock, Stamp};
+use crate::lane_race::LaneAccess;
+use crate::lanes::WARP;
+use crate::race::{Access, Clock, Stamp, Waits};
 use crate::warp::{Wait, Warp};
 
 /// Arrivals that a phase may expect at most (9.7.13.15.2); bytes too, either way.
@@ -184,6 +186,22 @@ impl Worker<'_> {
         Ok(())
     }
 
+    /// Notes that a lane begins an mbarrier or waits for it, for the race check between lanes.
+    pub(crate) fn mbarrier_between_lanes(
+        &mut self,
+        warp: usize,
+        (address, lane): (u32, usize),
+        write: bool,
+        position: usize,
+    ) -> Result<(), Fail> {
+        if self.lane_races.is_none() {
+            return Ok(());
+        }
+        let (addresses, mask) = (&[address; WARP], 1 << lane);
+        let access = LaneAccess { addresses, mask, bytes: 1, write, shared_out: false, position };
+        self.note_between_lanes(warp, &access)
+    }
+
     /// `mbarrier.inval`.
     pub(crate) fn mbarrier_invalidate(&mut self, warp: &Warp, address: u32, position: usize) -> Result<(), Fail> {
         let fail = |kind| Box::new((kind, position, warp.index, 0));
@@ -359,10 +377,10 @@ impl Worker<'_> {
     }
 
     /// A warp begins to wait.
-    pub(crate) fn wait(&mut self, warp: usize) -> Result<(), Fail> {
+    pub(crate) fn wait(&mut self, warp: usize, waits: Waits) -> Result<(), Fail> {
         self.fold_writes(warp);
         let shared = Shared { program: self.program, shapes: &self.shapes };
-        self.races.wait(warp, &shared).map_err(|race| self.race_failure(race))
+        self.races.wait(warp, waits, &shared).map_err(|race| self.race_failure(race))
     }
 
     /// What a warp releases at this point.

@@ -20,6 +20,7 @@ use crate::scalar;
 use crate::small::{CarryOp, SmallOp, WarpFunction};
 use crate::tensor::{TensorOp, Watch};
 
+pub(crate) use engine::Order;
 pub use engine::hands_on;
 pub(crate) use tensor::WATCHED;
 

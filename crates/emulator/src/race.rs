@@ -70,6 +70,17 @@ pub(crate) enum Access {
     Atomic,
 }
 
+impl Access {
+    /// Whether one of two of the same byte may not be either first, whatever they store.
+    fn conflicts(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Write, Self::Repeat) | (Self::Repeat, Self::Write) => false,
+            (Self::Write, Self::Write) => true,
+            (one, another) => one != another,
+        }
+    }
+}
+
 /// The bytes of one CTA's shared memory that an agent touched between two synchronisations.
 #[derive(Debug, Default)]
 pub(crate) struct Touches {
@@ -114,10 +125,19 @@ pub(crate) struct Interval {
     guests: Vec<(usize, Touches)>,
     /// Whether it did what is noted elsewhere by its epoch.
     elsewhere: bool,
-    /// Whether its warp waits, so that it need not be compared with what ends in the meantime: it will know what whoever lets it go
-    /// knows. What was forgotten for that reason it must then follow.
-    waiting: bool,
+    /// What its warp waits for, if it does, so that it need not be compared with what ends in the meantime: it will know what whoever
+    /// lets it go knows. What was forgotten for that reason it must then follow.
+    waiting: Option<Waits>,
     owed: Clock,
+}
+
+/// What a warp waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waits {
+    /// A barrier: others come there too and tell all that they did before.
+    Barrier,
+    /// An mbarrier's phase: who ends it may have done other things since.
+    Phase,
 }
 
 /// A read by a warp: the shape of its addresses and the address of the first active lane.
@@ -330,6 +350,18 @@ impl Touches {
         of(self, Access::Write).into_iter().fold(0, |bits, write| bits | undone(write))
     }
 
+    /// An instruction of each that touched one of these bytes, and that conflict with each other.
+    fn positions(&self, other: &Self, word: usize, bits: u64) -> [Option<usize>; 2] {
+        let touched = |entry: &&Logged| entry.word as usize == word && entry.bits & bits != 0;
+        let position = |entry: &Logged| entry.position as usize;
+        let pair = self.log.iter().filter(touched).find_map(|mine| {
+            let meets = |theirs: &&Logged| mine.bits & theirs.bits & bits != 0 && mine.access.conflicts(theirs.access);
+            Some([mine, other.log.iter().filter(touched).find(meets)?])
+        });
+        let apart = || [self.position_of(word, bits, other), other.position_of(word, bits, self)];
+        pair.map_or_else(apart, |pair| pair.map(|entry| Some(position(entry))))
+    }
+
     /// The instruction that touched one of these bytes, in a way that conflicts with `other`.
     fn position_of(&self, word: usize, bits: u64, other: &Self) -> Option<usize> {
         let hit = |entry: &&Logged| {
@@ -357,7 +389,7 @@ impl Touches {
         other.settle(expand);
         let (word, bits) = self.conflict(other)?;
         let address = word as u64 * 64 + u64::from(bits.trailing_zeros());
-        Some((address, [other.position_of(word, bits, self), self.position_of(word, bits, other)]))
+        Some((address, other.positions(self, word, bits)))
     }
 }
 
@@ -479,7 +511,7 @@ impl Races {
             own: self.take(),
             guests: Vec::new(),
             elsewhere: false,
-            waiting: false,
+            waiting: None,
             owed: Clock::default(),
         }
     }
@@ -508,24 +540,24 @@ impl Races {
     }
 
     /// A warp of the running CTA begins to wait at a barrier or for an mbarrier.
-    pub(crate) fn wait(&mut self, warp: usize, expand: &impl Expand) -> Result<(), Race> {
+    pub(crate) fn wait(&mut self, warp: usize, waits: Waits, expand: &impl Expand) -> Result<(), Race> {
         self.close(warp, expand)?;
-        self.open[warp].waiting = true;
+        self.open[warp].waiting = Some(waits);
         Ok(())
     }
 
     /// A warp of the running CTA goes on, if it has waited; now it knows what whoever let it go knew.
     pub(crate) fn go_on(&mut self, warp: usize) {
         let open = &mut self.open[warp];
-        if std::mem::take(&mut open.waiting) {
+        if open.waiting.take().is_some() {
             let owed = std::mem::take(&mut open.owed);
             self.forgot |= !open.clock.covers(&owed);
         }
     }
 
     /// A barrier that these warps of the running CTA wait at: what they did before it is ordered before what they do after it, and
-    /// what others `released` who arrived and did not wait.
-    pub(crate) fn barrier(&mut self, warps: u64, released: &Clock, expand: &impl Expand) -> Result<(), Race> {
+    /// what others `released` who arrived and did not wait. Returns what they then know.
+    pub(crate) fn barrier(&mut self, warps: u64, released: &Clock, expand: &impl Expand) -> Result<Clock, Race> {
         let participants = || bits_of(warps);
         let mut joined = released.clone();
         for warp in participants() {
@@ -541,7 +573,7 @@ impl Races {
             self.go_on(warp);
         }
         self.retire();
-        Ok(())
+        Ok(joined)
     }
 
     /// What whoever synchronises with a warp of the running CTA at this point learns.
@@ -633,6 +665,9 @@ impl Races {
             self.retire();
         }
         if self.closed.len() >= REMEMBERED {
+            self.retire_first(REMEMBERED / 2, |_| true);
+        }
+        if self.closed.len() >= REMEMBERED {
             self.forgot = true;
             let oldest = self.closed.remove(0);
             recycle(&mut self.pool, oldest);
@@ -657,27 +692,35 @@ impl Races {
         Ok(())
     }
 
-    /// Forgets intervals that every running one follows. Those that wait will, for whoever lets them go does; but other CTAs of the
-    /// cluster, which may end before that.
+    /// Forgets intervals that every running one follows. Those that wait at a barrier will.
     fn retire(&mut self) {
-        let mut index = 0;
-        while index < self.closed.len() {
+        self.retire_first(self.closed.len(), |waits| waits == Waits::Barrier);
+    }
+
+    /// Forgets, of the first `count` intervals, those that every running one follows but such as wait for what `will` says: they will
+    /// follow, for whoever lets them go does; but other CTAs of the cluster, which may end before that.
+    fn retire_first(&mut self, count: usize, will: impl Fn(Waits) -> bool) {
+        let mut kept = 0;
+        for index in 0..self.closed.len() {
             let closed = &self.closed[index];
-            let alone = |open: &Interval| open.waiting && open.home == closed.home && closed.guests.is_empty();
+            let (agent, epoch) = (closed.agent, closed.epoch + 1);
+            let alone = |open: &Interval| {
+                open.waiting.is_some_and(&will) && open.home == closed.home && closed.guests.is_empty()
+            };
             let followed = |open: &Interval| alone(open) || self.ended[open.agent] || open.follows(closed);
-            if self.all_open().all(followed) {
-                let (agent, epoch) = (closed.agent, closed.epoch + 1);
-                for open in self.open.iter_mut().chain(self.away.iter_mut().flatten()).filter(|open| open.waiting) {
-                    if open.clock.of(agent) < epoch && open.owed.of(agent) < epoch {
-                        open.owed.set(agent, epoch);
-                    }
+            if index >= count || !self.all_open().all(followed) {
+                self.closed.swap(kept, index);
+                kept += 1;
+                continue;
+            }
+            let waiting = |open: &&mut Interval| open.waiting.is_some() && open.agent != agent;
+            for open in self.open.iter_mut().chain(self.away.iter_mut().flatten()).filter(waiting) {
+                if open.clock.of(agent) < epoch && open.owed.of(agent) < epoch {
+                    open.owed.set(agent, epoch);
                 }
-                let done = self.closed.swap_remove(index);
-                recycle(&mut self.pool, done);
-            } else {
-                index += 1;
             }
         }
+        self.closed.drain(kept..).for_each(|done| recycle(&mut self.pool, done));
     }
 
     /// A warp of the running CTA has ended.
@@ -782,6 +825,16 @@ mod tests {
     }
 
     #[test]
+    fn the_instructions_named_conflict_with_each_other() {
+        let mut races = races(2);
+        for warp in 0..2 {
+            races.open[warp].note(0, 8, Access::Atomic, 1, 0);
+            races.open[warp].note(0, 8, Access::Read, 2, 0);
+        }
+        assert_eq!(finish(races).unwrap_err().positions, (Some(1), Some(2)));
+    }
+
+    #[test]
     fn a_barrier_of_others_orders_nothing() {
         let mut races = races(3);
         races.open[0].note(0, 1, Access::Write, 7, 0);
@@ -793,7 +846,7 @@ mod tests {
     #[test]
     fn who_waits_must_learn_what_was_forgotten_for_it() {
         let mut races = races(3);
-        races.wait(1, &Bytes).unwrap();
+        races.wait(1, Waits::Barrier, &Bytes).unwrap();
         let early = races.release(2, &Bytes).unwrap();
         races.open[0].note(0, 1, Access::Write, 1, 0);
         races.barrier(0b101, &Clock::default(), &Bytes).unwrap();
@@ -805,10 +858,26 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_for_a_phase_is_compared_with_what_ends_in_the_meantime() {
+        let mut races = races(2);
+        races.wait(1, Waits::Phase, &Bytes).unwrap();
+        races.open[0].note(0, 1, Access::Write, 1, 0);
+        let arrived = races.release(0, &Bytes).unwrap();
+        races.open[0].note(1, 1, Access::Write, 2, 0);
+        let late = races.release(0, &Bytes).unwrap();
+        races.acquire(0, &late, &Bytes).unwrap();
+        races.acquire(1, &arrived, &Bytes).unwrap();
+        assert!(!races.forgot);
+        races.open[1].note(0, 1, Access::Read, 3, 0);
+        races.open[1].note(1, 1, Access::Read, 4, 0);
+        assert_eq!(finish(races).unwrap_err().positions, (Some(2), Some(4)));
+    }
+
+    #[test]
     fn who_waits_at_a_barrier_learns_what_came_before_the_last_arrival() {
         // Warp 1 waits from the start; the intervals of warp 0 need not be kept for it.
         let mut races = races(2);
-        races.wait(1, &Bytes).unwrap();
+        races.wait(1, Waits::Barrier, &Bytes).unwrap();
         for _ in 0..2 * REMEMBERED {
             races.open[0].note(0, 1, Access::Write, 1, 0);
             let clock = races.release(0, &Bytes).unwrap();
@@ -824,7 +893,7 @@ mod tests {
     fn what_follows_an_arrival_without_a_wait_is_not_ordered() {
         for (late, races_found) in [(false, false), (true, true)] {
             let mut races = races(2);
-            races.wait(1, &Bytes).unwrap();
+            races.wait(1, Waits::Barrier, &Bytes).unwrap();
             if !late {
                 races.open[0].note(0, 1, Access::Write, 1, 0);
             }

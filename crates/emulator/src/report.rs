@@ -174,8 +174,9 @@ pub struct Report {
     pub live_registers: u32,
     /// The accesses that were watched, by position.
     pub watched: Vec<Watched>,
-    /// Whether the search for races had to forget or leave out nothing: then there is none under any schedule, where the order in
-    /// which threads synchronise does not depend on it.
+    /// Whether the search for races had to forget or leave out nothing, and no atomic on global memory met an access that nothing
+    /// orders and that it must not be exchanged with: then there is no race under any schedule, where the order in which threads
+    /// synchronise does not depend on it.
     pub races_complete: bool,
 }
 

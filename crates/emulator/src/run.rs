@@ -155,7 +155,9 @@ pub fn run(memory: &Memory, launch: &Launch<'_>, options: &Options<'_>) -> Resul
     // Whoever ran the first cluster comes first: what is watched is shown as that one saw it.
     workers.sort_by_key(|&(first, _)| first);
     let workers = workers.into_iter().map(|(_, worker)| worker).collect();
-    Ok(collect(kernel, &program, workers, options.watch, count * cluster_ctas, total))
+    let mut report = collect(kernel, &program, workers, options.watch, count * cluster_ctas, total);
+    report.races_complete &= job.global_races.as_ref().is_none_or(GlobalRaces::atomics_are_ordered);
+    Ok(report)
 }
 
 /// The counters of all workers together.

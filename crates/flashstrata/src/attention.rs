@@ -149,6 +149,7 @@ pub(crate) fn check_architecture(plan: &Plan, device: &Device) -> Result<(), Err
 #[derive(Clone, Copy, Debug, Default)]
 struct CacheOperands<'a> {
     seqlens: Option<DeviceSlice<'a>>,
+    leftpad: Option<DeviceSlice<'a>>,
     batch_idx: Option<DeviceSlice<'a>>,
     block_table: Option<DeviceSlice<'a>>,
     new: Option<[DeviceSlice<'a>; 2]>,
@@ -209,6 +210,11 @@ impl<'a> Operands<'a> {
         Operands { cache: CacheOperands { seqlens: Some(seqlens.into()), ..self.cache }, ..self }
     }
 
+    /// Of a cache: how many places there are before each entry's first key, `batch` numbers of 32 bits.
+    pub fn cache_leftpad(self, leftpad: impl Into<DeviceSlice<'a>>) -> Operands<'a> {
+        Operands { cache: CacheOperands { leftpad: Some(leftpad.into()), ..self.cache }, ..self }
+    }
+
     /// Of a cache: the row that each entry's keys are in, `batch` numbers of 32 bits.
     pub fn cache_batch_idx(self, batch_idx: impl Into<DeviceSlice<'a>>) -> Operands<'a> {
         Operands { cache: CacheOperands { batch_idx: Some(batch_idx.into()), ..self.cache }, ..self }
@@ -265,11 +271,12 @@ impl<'a> Operands<'a> {
             needs.push(("alibi_slopes", slopes, 4 * wanted.len() as u64, 4));
         }
         if let Some(cache) = &problem.cache {
-            let CacheOperands { seqlens, batch_idx, block_table, new, rotary } = self.cache;
+            let CacheOperands { seqlens, leftpad, batch_idx, block_table, new, rotary } = self.cache;
             let list = |name, given: Option<DeviceSlice<'a>>, wanted: Option<&Vec<i32>>| {
                 given.zip(wanted).map(|(slice, wanted)| (name, slice, 4 * wanted.len() as u64, 4))
             };
             needs.extend(list("cache_seqlens", seqlens, cache.seqlens.as_ref()));
+            needs.extend(list("cache_leftpad", leftpad, cache.leftpad.as_ref()));
             needs.extend(list("cache_batch_idx", batch_idx, cache.batch_idx.as_ref()));
             needs.extend(list("block_table", block_table, cache.pages.as_ref().map(|pages| &pages.table)));
             if let (Some([k, v]), true) = (new, cache.append.is_some()) {
@@ -300,9 +307,10 @@ impl<'a> Operands<'a> {
             return Err(Error::Missing { argument: "alibi_slopes" });
         }
         if let Some(cache) = &problem.cache {
-            let CacheOperands { seqlens, batch_idx, block_table, new, rotary } = &self.cache;
+            let CacheOperands { seqlens, leftpad, batch_idx, block_table, new, rotary } = &self.cache;
             let missing = [
                 ("cache_seqlens", cache.seqlens.is_some() && seqlens.is_none()),
+                ("cache_leftpad", cache.leftpad.is_some() && leftpad.is_none()),
                 ("cache_batch_idx", cache.batch_idx.is_some() && batch_idx.is_none()),
                 ("block_table", cache.pages.is_some() && block_table.is_none()),
                 ("k_new", cache.append.is_some() && new.is_none()),
@@ -417,6 +425,7 @@ pub(crate) fn ready<'p>(
         rotary_cos: address(cache.rotary.map(|[cos, _]| cos)),
         rotary_sin: address(cache.rotary.map(|[_, sin]| sin)),
         cache_seqlens: address(cache.seqlens),
+        cache_leftpad: address(cache.leftpad),
         cache_batch_idx: address(cache.batch_idx),
         block_table: address(cache.block_table),
         q_descale,

@@ -96,9 +96,10 @@ impl Resident {
             }
         }
         if let Some(cache) = &problem.cache {
-            let Buffers { cache_seqlens, cache_batch_idx, block_table, .. } = &mut self.buffers;
+            let Buffers { cache_seqlens, cache_leftpad, cache_batch_idx, block_table, .. } = &mut self.buffers;
             let lists = [
                 (cache_seqlens, cache.seqlens.as_ref()),
+                (cache_leftpad, cache.leftpad.as_ref()),
                 (cache_batch_idx, cache.batch_idx.as_ref()),
                 (block_table, cache.pages.as_ref().map(|pages| &pages.table)),
             ];

@@ -108,9 +108,9 @@ pub mod tune;
 pub use arch::{Gpu, Sm};
 pub use half;
 pub use kernels::{
-    Append, Cache, CacheError, Coverage, Dtype, Feature, InputError, Inputs, Layout, Mask, New, Outputs, Pages,
-    ParseProblemError, PlanError, Problem, ProblemError, ProblemSpec, Rotary, Stratum, Strides, Technique, Tensor,
-    TensorError, Tiles, Varlen, Without,
+    Append, Cache, CacheError, Coverage, Descales, Dtype, Feature, InputError, Inputs, Layout, Mask, New, Outputs,
+    Pages, ParseProblemError, PlanError, Problem, ProblemError, ProblemSpec, Rotary, Stratum, Strides, Technique,
+    Tensor, TensorError, Tiles, Varlen, Without,
 };
 
 pub use attention::{Attention, Operands};

@@ -369,10 +369,14 @@ impl Stream {
         let list = |list: Option<&Vec<i32>>| list.map(|list| self.upload(list)).transpose();
         let cache = problem.cache.as_ref();
         let seqlens = list(cache.and_then(|cache| cache.seqlens.as_ref()))?;
+        let leftpad = list(cache.and_then(|cache| cache.leftpad.as_ref()))?;
         let batch_idx = list(cache.and_then(|cache| cache.batch_idx.as_ref()))?;
         let block_table = list(cache.and_then(|cache| cache.pages.as_ref()).map(|pages| &pages.table))?;
         if let Some(seqlens) = &seqlens {
             operands = operands.cache_seqlens(seqlens);
+        }
+        if let Some(leftpad) = &leftpad {
+            operands = operands.cache_leftpad(leftpad);
         }
         if let Some(batch_idx) = &batch_idx {
             operands = operands.cache_batch_idx(batch_idx);

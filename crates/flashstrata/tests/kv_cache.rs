@@ -176,6 +176,8 @@ fn caches_that_cannot_be_are_named() {
         with(|cache| cache.seqlens = Some(vec![0, -1, 41])),
         with(|cache| cache.batch_idx = Some(vec![0, 1, 2])),
         with(|cache| (cache.pages, cache.batch_idx) = (None, Some(vec![0, 11, 2]))),
+        with(|cache| cache.leftpad = Some(vec![0, 1, 2])),
+        with(|cache| (cache.pages, cache.leftpad) = (None, Some(vec![0, 1, 42]))),
         with(|cache| (cache.pages, cache.rows) = (None, 2)),
         with(|cache| cache.pages = Some(Pages { size: 32, table: vec![0; 6] })),
         with(|cache| cache.pages = Some(Pages { size: 0, table: vec![0; 6] })),
@@ -196,6 +198,8 @@ fn caches_that_cannot_be_are_named() {
     cache_seqlens[1] is -1: it must be 0 to 91
     block_table and cache_batch_idx are given: the table says where an entry's keys are
     cache_batch_idx[1] is 11: it must be 0 to 10
+    block_table and cache_leftpad are given: an entry of pages begins with its first key
+    cache_leftpad[2] is 42: it must be 0 to 41
     the first dimension of k is 2: it must be 3 to 2147483647
     block_table has 6 values: it must have batch = 3 rows of as many pages of 32 keys as hold 96
     page_size is 0: it must be 1 to 2147483647

@@ -9,7 +9,7 @@ use crate::{InputError, Inputs, Problem, Tensor, TensorError};
 /// That k and v are a cache: `[rows, seqlen_k, heads_kv, dim]`, of which each entry has its own number of keys, or pages
 /// `[rows, page_size, heads_kv, dim]`. `seqlen_k` is how many keys an entry has room for.
 ///
-/// Kernels read `seqlens`, `batch_idx` and the pages' table from memory; a plan depends on their sizes alone.
+/// Kernels read `seqlens`, `leftpad`, `batch_idx` and the pages' table from memory; a plan depends on their sizes alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Cache {
     /// Batch rows of k and v, or pages.
@@ -17,6 +17,9 @@ pub struct Cache {
     /// Keys of each batch entry before the call (`cache_seqlens`); where `None`, the problem's `seqlen_k` or, of a packed
     /// batch, what `cu_seqlens_k` says.
     pub seqlens: Option<Vec<i32>>,
+    /// Of those, how many at the front of each entry's are none (`cache_leftpad`): nobody sees them, and the entry's first key
+    /// comes behind them. Places and rotary positions count them.
+    pub leftpad: Option<Vec<i32>>,
     /// The row that each batch entry's keys are in (`cache_batch_idx`); its own where `None`.
     pub batch_idx: Option<Vec<i32>>,
     /// Where keys are in pages.
@@ -62,6 +65,8 @@ pub struct Rotary {
 pub struct CacheCode {
     /// Whether the number of keys of an entry is in memory.
     pub lengths: bool,
+    /// Whether the place of an entry's first key is in memory.
+    pub padded: bool,
     /// Whether the row of an entry is in memory.
     pub indexed: bool,
     /// Keys of a page, where there are pages.
@@ -75,6 +80,7 @@ impl Cache {
     pub fn code(&self) -> CacheCode {
         CacheCode {
             lengths: self.seqlens.is_some(),
+            padded: self.leftpad.is_some(),
             indexed: self.batch_idx.is_some(),
             page_size: self.pages.as_ref().map(|pages| pages.size as u32),
             rotary: self.rotary().map(|Rotary { dim, interleaved, .. }| (dim as u32, interleaved)),
@@ -94,7 +100,13 @@ impl Cache {
     /// Keys that an entry has once its new ones are there; `otherwise` is what it has where nothing is said.
     pub(crate) fn keys(&self, entry: usize, otherwise: usize) -> usize {
         let before = self.seqlens.as_ref().and_then(|seqlens| seqlens.get(entry));
-        before.map_or(otherwise, |&before| before as usize + self.appended())
+        let places = before.map_or(otherwise, |&before| before as usize + self.appended());
+        places.saturating_sub(self.leftpad(entry))
+    }
+
+    /// Places of an entry's row before its first key.
+    pub fn leftpad(&self, entry: usize) -> usize {
+        self.leftpad.as_ref().and_then(|leftpad| leftpad.get(entry)).map_or(0, |&leftpad| leftpad as usize)
     }
 
     /// Pages of an entry's row of the table; 0 without pages.
@@ -104,6 +116,7 @@ impl Cache {
 
     /// The row of the cache that a key of an entry is in, and its place there.
     pub fn place(&self, batch: usize, entry: usize, key: usize) -> (usize, usize) {
+        let key = key + self.leftpad(entry);
         match (&self.pages, &self.batch_idx) {
             (Some(Pages { size, table }), _) => {
                 let page = table.get(entry * self.pages_of_entry(batch) + key / size);
@@ -116,7 +129,7 @@ impl Cache {
 
     /// Checks every value. `lengths` are the keys of each entry where `seqlens` does not say.
     pub(crate) fn check(&self, spec: &ProblemSpec) -> Result<(), CacheError> {
-        let Cache { rows, seqlens, batch_idx, pages, append } = self;
+        let Cache { rows, seqlens, leftpad, batch_idx, pages, append } = self;
         let (batch, capacity, appended) = (spec.batch, spec.seqlen_k, self.appended());
         let packed = spec.varlen.is_some();
         let refuse = |given, reason| Err(CacheError::Together { given, reason });
@@ -130,6 +143,12 @@ impl Cache {
             (_, Some(_), Some(_), ..) => {
                 return refuse("block_table and cache_batch_idx are given", "the table says where an entry's keys are");
             }
+            (_, Some(_), ..) if leftpad.is_some() => {
+                return refuse(
+                    "block_table and cache_leftpad are given",
+                    "an entry of pages begins with its first key",
+                );
+            }
             (_, _, _, Some(_), None) => {
                 return refuse("k_new is given without cache_seqlens", "they say where it belongs");
             }
@@ -142,12 +161,17 @@ impl Cache {
         let own = pages.is_none() && batch_idx.is_none();
         extent("the first dimension of k", *rows, if own { batch } else { 0 }, MAX_EXTENT)?;
         extent("seqlen_new", appended, 0, capacity)?;
-        for (argument, values) in [("cache_seqlens", seqlens), ("cache_batch_idx", batch_idx)] {
+        let lists = [("cache_seqlens", seqlens), ("cache_leftpad", leftpad), ("cache_batch_idx", batch_idx)];
+        for (argument, values) in lists {
             if let Some(length) = values.as_ref().map(Vec::len).filter(|&length| length != batch) {
                 return Err(CacheError::Length { argument, length, batch });
             }
         }
         within("cache_seqlens", seqlens.iter().flatten().copied().enumerate(), capacity - appended)?;
+        for (entry, &value) in leftpad.iter().flatten().enumerate() {
+            let keys = seqlens.as_ref().map_or(capacity, |seqlens| seqlens[entry] as usize);
+            within("cache_leftpad", std::iter::once((entry, value)), keys)?;
+        }
         let last = rows.checked_sub(1);
         if let (Some(batch_idx), Some(last)) = (batch_idx, last) {
             within("cache_batch_idx", batch_idx.iter().copied().enumerate(), last)?;
@@ -190,6 +214,7 @@ impl fmt::Display for Cache {
         let pages = self.pages.as_ref();
         let lists = [
             ("cache_seqlens", self.seqlens.as_ref()),
+            ("cache_leftpad", self.leftpad.as_ref()),
             ("cache_batch_idx", self.batch_idx.as_ref()),
             ("block_table", pages.map(|pages| &pages.table)),
         ];
@@ -372,12 +397,15 @@ pub fn without_cache(problem: &Problem, inputs: &Inputs) -> Result<(Problem, Inp
         }
     };
     let before = |entry: usize| problem.lengths(entry).1 - cache.appended();
+    let position = |entry: usize, key: usize| key + cache.leftpad(entry);
     let keys = |tensor: &Tensor, new: Option<&Tensor>, dim: usize, is_key: bool| {
         let shape = [cu_seqlens_k[problem.batch] as usize, problem.heads_kv, dim];
         Tensor::generate(problem.dtype, &shape, |index| {
             let (entry, key) = entry_of(&cu_seqlens_k, index[0]);
             match (new, key.checked_sub(before(entry))) {
-                (Some(new), Some(fresh)) if is_key => turned(new, &[entry, fresh, index[1]], index[2], key),
+                (Some(new), Some(fresh)) if is_key => {
+                    turned(new, &[entry, fresh, index[1]], index[2], position(entry, key))
+                }
                 (Some(new), Some(fresh)) => new.get(&[entry, fresh, index[1], index[2]]).unwrap_or(f64::NAN),
                 _ => {
                     let (row, place) = cache.place(problem.batch, entry, key);
@@ -393,7 +421,7 @@ pub fn without_cache(problem: &Problem, inputs: &Inputs) -> Result<(Problem, Inp
             return inputs.q.get(index).unwrap_or(f64::NAN);
         }
         let further = if problem.mask == crate::Mask::FULL { 0 } else { i };
-        turned(&inputs.q, &[entry, i, index[1]], index[2], before(entry) + further)
+        turned(&inputs.q, &[entry, i, index[1]], index[2], position(entry, before(entry) + further))
     })?;
     let (new_k, new_v) = (inputs.new.as_ref().map(|new| &new.k), inputs.new.as_ref().map(|new| &new.v));
     let gathered = Inputs {

@@ -618,16 +618,19 @@ fn cached(dtype: Dtype, seed: u64) -> Runs {
         Cache { append: Some(Append { seqlen, rotary }), ..cache }
     };
     let named = || Cache { rows: 5, seqlens: Some(seqlens(77)), batch_idx: Some(vec![4, 0, 2]), ..Cache::default() };
+    let padded = |cache| Cache { leftpad: Some(vec![0, 65, 20]), ..cache };
     let caches = [
         ("rows", 1, rows()),
         ("rows", 70, rows()),
         ("named rows", 5, named()),
+        ("rows with places before the first key", 5, padded(rows())),
         ("pages of 1", 5, pages(1)),
         ("pages of 16", 1, pages(16)),
         ("pages of 64", 70, pages(64)),
         ("pages of 100", 3, pages(100)),
         ("pages of 256", 1, pages(256)),
         ("a key appended to rows", 1, append(named(), 1, Some((64, false)))),
+        ("keys appended to rows with places before the first key", 4, append(padded(named()), 4, Some((32, false)))),
         ("keys appended to pages", 20, append(pages(16), 20, None)),
         ("keys appended to pages, pairs of neighbours turned", 5, append(pages(64), 7, Some((32, true)))),
     ];

@@ -56,7 +56,7 @@ const ON_TENSOR_CORES: [(&str, &str); 14] = [
 ];
 
 /// For [`Stratum::V2Tc`] besides: a name, a problem, and the CTAs that keys are split among.
-const OF_V2_TC: [(&str, &str, u32); 9] = [
+const OF_V2_TC: [(&str, &str, u32); 10] = [
     ("f16_d96", "1x1x4096x96 f16", 1),
     ("f16_d33_dv40_causal", "1x2x200x33/40 f16 causal", 1),
     ("f16_d128_softcap_alibi", "1x1x4096x128 f16 softcap=30 alibi=0.5", 1),
@@ -69,6 +69,7 @@ const OF_V2_TC: [(&str, &str, u32); 9] = [
     ("f16_d72_pages_of_16", "1x2x5/48x72 f16 window=40,0 cache=3 page_size=16 cache_seqlens=9 block_table=1,0,2", 1),
     ("bf16_d40_rows", "1x2x5/48x40 bf16 causal cache=2 cache_seqlens=9 cache_batch_idx=1 append=5", 1),
     ("f32_d64", "1x1x4096x64", 1),
+    ("bf16_d256_causal_short", "1x1x512x256 bf16 causal", 1),
     ("f32_d128_causal", "1x1x4096x128 causal", 1),
 ];
 

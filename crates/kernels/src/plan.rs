@@ -324,6 +324,8 @@ pub enum Buffer {
     RotarySin,
     /// How many keys each entry has in a cache.
     CacheSeqlens,
+    /// How many places of a cache's row there are before each entry's first key.
+    CacheLeftpad,
     /// In which row of a cache each entry's are.
     CacheBatchIdx,
     /// Which pages each entry's are in.
@@ -395,6 +397,8 @@ pub struct Buffers {
     pub rotary_sin: u64,
     /// `cache_seqlens`, 32-bit integers.
     pub cache_seqlens: u64,
+    /// `cache_leftpad`, 32-bit integers.
+    pub cache_leftpad: u64,
     /// `cache_batch_idx`, 32-bit integers.
     pub cache_batch_idx: u64,
     /// `block_table`, 32-bit integers.
@@ -429,6 +433,7 @@ impl Buffers {
             Buffer::KDescale => self.k_descale,
             Buffer::VDescale => self.v_descale,
             Buffer::CacheSeqlens => self.cache_seqlens,
+            Buffer::CacheLeftpad => self.cache_leftpad,
             Buffer::CacheBatchIdx => self.cache_batch_idx,
             Buffer::BlockTable => self.block_table,
             Buffer::Workspace(index) => self.workspaces.get(index).copied().unwrap_or(0),
@@ -1093,6 +1098,9 @@ impl Planner<'_> {
         }
         if let Some(cache) = problem.cache.as_ref().filter(|_| config.cache.lengths) {
             arguments.extend([ArgRef::Buffer(Buffer::CacheSeqlens), ArgRef::S32(cache.appended() as i32)]);
+        }
+        if config.cache.padded {
+            arguments.push(ArgRef::Buffer(Buffer::CacheLeftpad));
         }
         arguments.extend(self.places());
         if config.window {

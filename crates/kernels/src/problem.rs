@@ -135,8 +135,8 @@ impl fmt::Display for Feature {
 /// `window=LEFT,RIGHT` (negative: unbounded), `scale=X`, `softcap=X`, `alibi=X,...` and
 /// `cu_seqlens_q=N,...` with `cu_seqlens_k=N,...`. Printing gives the shortest such text.
 ///
-/// Of a [`Cache`]: `cache=ROWS`, and then `page_size=N`, `cache_seqlens=N,...`, `cache_batch_idx=N,...`, `block_table=N,...`,
-/// `append=N` and `rotary=DIM,POSITIONS` or `rotary_interleaved=DIM,POSITIONS`.
+/// Of a [`Cache`]: `cache=ROWS`, and then `page_size=N`, `cache_seqlens=N,...`, `cache_leftpad=N,...`, `cache_batch_idx=N,...`,
+/// `block_table=N,...`, `append=N` and `rotary=DIM,POSITIONS` or `rotary_interleaved=DIM,POSITIONS`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProblemSpec {
     /// Batch entries; may be 0.
@@ -715,6 +715,7 @@ impl FromStr for ProblemSpec {
 fn cache_option(cache: &mut Cache, option: &str, text: &str) -> Result<Option<()>, ParseProblemError> {
     match option {
         "cache_seqlens" => cache.seqlens = Some(list("cache_seqlens", text)?),
+        "cache_leftpad" => cache.leftpad = Some(list("cache_leftpad", text)?),
         "cache_batch_idx" => cache.batch_idx = Some(list("cache_batch_idx", text)?),
         "append" => {
             let rotary = cache.rotary();
@@ -903,7 +904,7 @@ fn expected(argument: &str) -> &'static str {
         "window" => "two integers LEFT,RIGHT (negative: unbounded)",
         "scale" | "softcap" => "a number",
         "alibi" => "numbers separated by commas",
-        "cu_seqlens_q" | "cu_seqlens_k" | "cache_seqlens" | "cache_batch_idx" | "block_table" => {
+        "cu_seqlens_q" | "cu_seqlens_k" | "cache_seqlens" | "cache_leftpad" | "cache_batch_idx" | "block_table" => {
             "32-bit integers separated by commas"
         }
         "rotary" => "two integers DIM,POSITIONS",

@@ -31,6 +31,8 @@ pub struct Schedule {
     cu_seqlens: Option<[Reg<U64>; 2]>,
     /// Of a cache, how many keys each sequence has, and how many more were appended.
     cache_seqlens: Option<(Reg<U64>, Reg<S32>)>,
+    /// Of a cache, how many places there are before each sequence's first key.
+    cache_leftpad: Option<Reg<U64>>,
     /// Of a cache, which row each sequence's keys are in.
     cache_batch_idx: Option<Reg<U64>>,
     /// Of pages, which each sequence's keys are in, and how many entries of the table a sequence has.
@@ -60,7 +62,7 @@ pub struct Work {
     pub seqlen_k: Reg<S32>,
     /// The first query of the sequence among all of a packed batch.
     pub first_q: Option<Reg<S32>>,
-    /// The first key of the sequence among all of a packed batch.
+    /// The first key of the sequence among all of a packed batch, or among the places of a cache's row.
     pub first_k: Option<Reg<S32>>,
     /// The row of k and v along their first dimension that the sequence's keys are in.
     pub batch_k: Reg<U32>,
@@ -87,7 +89,7 @@ pub struct Work {
 impl Schedule {
     /// Declares `seqlen_q`, `seqlen_k`, `heads`, `group`, `blocks`, `tiles`, `heads_in_all`, `section`; of split keys
     /// `splits`; of a packed batch `cu_seqlens_q` and `cu_seqlens_k`; of a cache `cache_seqlens` and `appended`,
-    /// `cache_batch_idx`, `block_table` and `pages_of_entry`; of a window `left` and `right`.
+    /// `cache_leftpad`, `cache_batch_idx`, `block_table` and `pages_of_entry`; of a window `left` and `right`.
     #[track_caller]
     pub fn new(k: &mut KernelBuilder, config: &Config) -> Self {
         k.at(Location::caller(), |k| {
@@ -100,6 +102,7 @@ impl Schedule {
                 config.varlen.then(|| [k.pointer_param("cu_seqlens_q", 4), k.pointer_param("cu_seqlens_k", 4)]);
             let cache_seqlens =
                 config.cache.lengths.then(|| (k.pointer_param("cache_seqlens", 4), k.param("appended")));
+            let cache_leftpad = config.cache.padded.then(|| k.pointer_param("cache_leftpad", 4));
             let cache_batch_idx = config.cache.indexed.then(|| k.pointer_param("cache_batch_idx", 4));
             let pages = config.cache.page_size;
             let block_table = pages.map(|_| (k.pointer_param("block_table", 4), k.param("pages_of_entry")));
@@ -121,6 +124,7 @@ impl Schedule {
                 splits,
                 cu_seqlens,
                 cache_seqlens,
+                cache_leftpad,
                 cache_batch_idx,
                 block_table,
                 left,
@@ -183,7 +187,8 @@ impl Schedule {
             };
             let row = k.mul(block, self.block_q).cast::<S32>();
 
-            let (mut seqlen_q, mut seqlen_k, mut first) = (self.seqlen_q, self.seqlen_k, None);
+            let (mut seqlen_q, mut seqlen_k) = (self.seqlen_q, self.seqlen_k);
+            let (mut first_q, mut first_k) = (None, None);
             if let Some(cu_seqlens) = self.cu_seqlens {
                 let [q, kv] = cu_seqlens.map(|array| {
                     let place = k.mad_wide(batch, 4, array);
@@ -192,7 +197,8 @@ impl Schedule {
                     let end = k.ld::<S32, _>(end);
                     (first, k.sub(end, first))
                 });
-                (seqlen_q, seqlen_k, first) = (q.1, kv.1, Some([q.0, kv.0]));
+                (seqlen_q, seqlen_k) = (q.1, kv.1);
+                (first_q, first_k) = (Some(q.0), Some(kv.0));
             }
             if let Some((cache_seqlens, appended)) = self.cache_seqlens {
                 let place = k.mad_wide(batch, 4, cache_seqlens);
@@ -201,6 +207,14 @@ impl Schedule {
                 let length = k.add(before, appended);
                 let length = k.min(length, self.seqlen_k);
                 seqlen_k = k.max(length, 0);
+            }
+            if let Some(cache_leftpad) = self.cache_leftpad {
+                let place = k.mad_wide(batch, 4, cache_leftpad);
+                let before = k.ld::<S32, _>(Pointer::<Global>::at(place));
+                let before = k.min(before, seqlen_k);
+                let before = k.max(before, 0);
+                seqlen_k = k.sub(seqlen_k, before);
+                first_k = Some(before);
             }
             let batch_k = match self.cache_batch_idx {
                 None => batch,
@@ -273,8 +287,8 @@ impl Schedule {
                 index,
                 seqlen_q,
                 seqlen_k,
-                first_q: first.map(|[q, _]| q),
-                first_k: first.map(|[_, kv]| kv),
+                first_q,
+                first_k,
                 batch_k,
                 pages,
                 row,

@@ -24,7 +24,7 @@ use crate::schedule::{Schedule, Work};
 use crate::scores::{Alibi, Scores};
 use crate::strided::Strided;
 use crate::tile::SharedMemory;
-use crate::{Dtype, PlanError, Problem};
+use crate::{Dtype, Mask, PlanError, Problem};
 
 /// Threads of a warp.
 const WARP: u32 = 32;
@@ -147,8 +147,18 @@ pub fn default_tiles(sm: arch::Sm, problem: &Problem) -> Tiles {
         {
             Tiles { block_q: 64, block_kv: 64, threads: 128 }
         }
+        // Where rows are short, two small CTAs start and end beside each other, and compute less of what the mask hides.
+        (_, 193..) if holds_two(sm) && rows <= if problem.mask == Mask::FULL { 512 } else { 2048 } => {
+            Tiles { block_q: 64, block_kv: 64, threads: 128 }
+        }
         _ => tiles_of(sm, columns),
     }
+}
+
+/// Whether shared memory holds two CTAs with small tiles of 256 columns: queries, keys and values.
+fn holds_two(sm: arch::Sm) -> bool {
+    const SMALL: u32 = 3 * 64 * 256 * 2;
+    sm.limits().shared_bytes >= 2 * SMALL
 }
 
 /// Whether shared memory does not hold two CTAs with large tiles of 128 columns.

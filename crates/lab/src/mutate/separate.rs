@@ -289,6 +289,13 @@ impl<'a> Separation<'a> {
                     let writes = instruction.opcode() == Opcode::St;
                     both(Touch::Global { writes, from: self.values.buffers(address?) })
                 }
+                // Where no thread fences, others learn by a relaxed atomic of what it does itself alone.
+                Opcode::Atom | Opcode::Red if has(Modifier::Global) && !ordered[2..].iter().any(|&m| has(m)) => {
+                    let fences = |other: &&Instruction| Role::of(other) == Some(Role::Fence);
+                    let alone =
+                        !has(Modifier::AcqRel) && !has(Modifier::Async) && !self.instructions.iter().any(fences);
+                    if alone { both(Touch::Global { writes: true, from: self.values.buffers(address?) }) } else { None }
+                }
                 Opcode::Ld | Opcode::St if [Modifier::Param, Modifier::Const, Modifier::Local].into_iter().any(has) => {
                     nothing()
                 }
@@ -394,6 +401,15 @@ mod tests {
         assert_eq!(idle(&format!("{init} mbarrier.inval.shared.b64 [%s];")), [false]);
         assert_eq!(idle(&format!("{init} mbarrier.arrive.shared.b64 %d3, [%s];")), [false]);
         assert_eq!(idle(&format!("{init} mbarrier.arrive.shared.b64 %d3, [%s+8];")), [true]);
+    }
+
+    #[test]
+    fn a_relaxed_atomic_hands_on_nothing_where_nobody_fences() {
+        let body = "st.shared.u32 [%a], %t; bar.sync 0; atom.global.add.u32 %r1, [%d1], 1;";
+        assert_eq!(idle(body), [true]);
+        assert_eq!(idle(&format!("{body} membar.gl;")), [false]);
+        assert_eq!(idle("st.global.u32 [%d1], %t; bar.sync 0; atom.global.add.u32 %r1, [%x], 1;"), [false]);
+        assert_eq!(idle("st.shared.u32 [%a], %t; bar.sync 0; red.release.gpu.global.add.u32 [%d1], 1;"), [false]);
     }
 
     #[test]

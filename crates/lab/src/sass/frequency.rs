@@ -87,7 +87,7 @@ pub(super) fn unrolled(kernel: &Kernel, code: &[SassInstruction], blocks: &[Bloc
                 body.clone().filter_map(|position| Some((position, sole_opcode(ptx[position])?))).collect();
             let mut whole = true;
             let mut copies = Vec::new();
-            for straight in &straights {
+            for Straight { blocks: straight, aside } in &straights {
                 let instructions = || straight.iter().flat_map(|&index| &code[blocks[index].instructions.clone()]);
                 let mut counts: Vec<u64> = anchors
                     .iter()
@@ -116,7 +116,7 @@ pub(super) fn unrolled(kernel: &Kernel, code: &[SassInstruction], blocks: &[Bloc
                         let inside = code[(*around).clone()].iter().filter(|one| body.contains(&one.position)).count();
                         2 * inside > around.len()
                     });
-                    // Of code that is in no loop, a block around which a branch leads, or that leads around, runs by itself.
+                    // Of code that is in no loop, a block around which a branch leads runs by itself; the others run equally often.
                     let anchored = |index: &usize| {
                         // Not the position alone: a test between two copies may carry that of the last instruction of one.
                         let anchor = |one: &SassInstruction| {
@@ -124,7 +124,11 @@ pub(super) fn unrolled(kernel: &Kernel, code: &[SassInstruction], blocks: &[Bloc
                         };
                         code[blocks[*index].instructions.clone()].iter().any(anchor)
                     };
-                    let own = straight.iter().copied().filter(|index| around.is_some() || anchored(index));
+                    let ahead = straight.iter().any(|index| !aside.contains(index) && anchored(index));
+                    let own = straight
+                        .iter()
+                        .copied()
+                        .filter(|index| around.is_some() || anchored(index) || ahead && !aside.contains(index));
                     copies.push(Copies { blocks: own.collect(), count, around: around.cloned() });
                 }
             }
@@ -139,11 +143,20 @@ pub(super) fn unrolled(kernel: &Kernel, code: &[SassInstruction], blocks: &[Bloc
         .collect()
 }
 
+/// Blocks that follow one another, in program order.
+#[derive(Default)]
+struct Straight {
+    blocks: Vec<usize>,
+    /// Those of them that a branch leads around.
+    aside: Vec<usize>,
+}
+
 /// The blocks that control reaches, in groups of those that follow one another; a block that a branch leads around goes with those
 /// beside it.
-fn straights(blocks: &[Block]) -> Vec<Vec<usize>> {
+fn straights(blocks: &[Block]) -> Vec<Straight> {
     let before = before(blocks);
     let mut group: Vec<usize> = (0..blocks.len()).collect();
+    let mut around = vec![false; blocks.len()];
     for (index, block) in blocks.iter().enumerate().filter(|(_, block)| block.reachable && !block.ends) {
         let successors: Vec<usize> = block.successors.iter().copied().filter(|&next| blocks[next].reachable).collect();
         let goes_around = |aside: usize, next: usize| {
@@ -155,13 +168,16 @@ fn straights(blocks: &[Block]) -> Vec<Vec<usize>> {
             [aside, next] if next > aside && aside > index && goes_around(aside, next) => {
                 group[aside] = group[index];
                 group[next] = group[index];
+                around[aside] = true;
             }
             _ => {}
         }
     }
-    let mut straights = BTreeMap::<usize, Vec<usize>>::new();
+    let mut straights = BTreeMap::<usize, Straight>::new();
     for (index, _) in blocks.iter().enumerate().filter(|(_, block)| block.reachable) {
-        straights.entry(group[index]).or_default().push(index);
+        let straight = straights.entry(group[index]).or_default();
+        straight.blocks.push(index);
+        straight.aside.extend(Some(index).filter(|&index| around[index]));
     }
     straights.into_values().collect()
 }
@@ -537,6 +553,52 @@ mod tests {
         };
         assert_eq!(executions(4), [10, 10, 10, 10, 10, 10, 10, 10, 0, 0, 10, 10, 0, 10, 10]);
         assert_eq!(executions(11), [10, 20, 20, 20, 20, 20, 10, 10, 10, 10, 10, 10, 10, 10, 10]);
+    }
+
+    /// Two iterations at a time, then the last, whose first block has no access, for a branch leads around the load.
+    #[test]
+    fn all_of_a_parted_copy_runs_as_often() {
+        let load = "ld.global.u32 %r1, [%rd0];\n";
+        let ptx = PTX.replace(load, &format!("@%p1 {load}st.global.u32 [%rd0], %r1;\n"));
+        let sass = "
+            //## File \"kernel.ptx\", line 2
+            /*0000*/ MOV R1, R0 ;
+            .L_x_1:
+            //## File \"kernel.ptx\", line 3
+            /*0010*/ @P1 LDG R1, [R2] ;
+            //## File \"kernel.ptx\", line 4
+            /*0020*/ STG [R2], R1 ;
+            //## File \"kernel.ptx\", line 3
+            /*0030*/ @P1 LDG R1, [R2] ;
+            //## File \"kernel.ptx\", line 4
+            /*0040*/ STG [R2], R1 ;
+            //## File \"kernel.ptx\", line 7
+            /*0050*/ @P0 BRA `(.L_x_1) ;
+            //## File \"kernel.ptx\", line 6
+            /*0060*/ ISETP P0, R1 ;
+            /*0070*/ @!P0 EXIT ;
+            //## File \"kernel.ptx\", line 5
+            /*0080*/ IADD R1, R1 ;
+            /*0090*/ IADD R1, R1 ;
+            //## File \"kernel.ptx\", line 3
+            /*00a0*/ @!P1 BRA `(.L_x_2) ;
+            /*00b0*/ LDG R1, [R2] ;
+            .L_x_2:
+            //## File \"kernel.ptx\", line 4
+            /*00c0*/ STG [R2], R1 ;
+            //## File \"kernel.ptx\", line 9
+            /*00d0*/ EXIT ;";
+        let kernel = ptx::parse(&ptx).unwrap().remove(0);
+        let sass = Sass::parse(sass, &kernel).unwrap();
+        let counted = |executions, active_lanes| InstructionCounters { executions, active_lanes, ..Default::default() };
+        let executions = |iterations: u64| {
+            let (outside, inside) = (counted(10, 10), counted(10 * iterations, 10 * iterations));
+            let access = InstructionCounters { requests: 10 * iterations, ..inside };
+            let back = counted(10 * iterations, 10 * (iterations - 1));
+            sass.executions(&[outside, outside, access, access, inside, inside, back, outside, outside])
+        };
+        assert_eq!(executions(2), [10, 10, 10, 10, 10, 10, 10, 10, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(executions(3), [10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10]);
     }
 
     #[test]

@@ -218,6 +218,9 @@ fn cache(rng: &mut ChaCha8Rng, spec: &ProblemSpec, kind: &str) -> Option<Cache> 
         rows.shuffle(rng);
         rows.truncate(batch);
         cache.batch_idx = Some(rows);
+        if let Some(seqlens) = cache.seqlens.as_ref().filter(|_| rng.random()) {
+            cache.leftpad = Some(seqlens.iter().map(|&length| rng.random_range(0..=length)).collect());
+        }
     } else if packed || kind == "pages" || kind != "lengths" && rng.random() {
         let size = [1, 7, 16, 16, 32, 48, 64, 100, 128, 256][rng.random_range(0..10)];
         let of_entry = capacity.div_ceil(size) + rng.random_range(0..2);

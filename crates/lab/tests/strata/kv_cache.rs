@@ -70,7 +70,8 @@ fn lengths_in_memory() {
         let batch_idx = (index % 2 == 1).then(|| vec![4, 0, 2]);
         let rows = if batch_idx.is_some() { 5 } else { 3 };
         let seqlens = vec![[0, 1, 64][index % 3], 200, 65 + index as i32];
-        let cache = Cache { rows, seqlens: Some(seqlens), batch_idx, ..Cache::default() };
+        let leftpad = (index % 4 > 1).then(|| vec![seqlens[0] / 2, [0, 200, 7][index % 3], 64]);
+        let cache = Cache { rows, seqlens: Some(seqlens), leftpad, batch_idx, ..Cache::default() };
         let spec = ProblemSpec { seqlen_q: [1, 7, 40][index % 3], ..ProblemSpec::new(3, 4, 200, 64) };
         let mut spec = spec.heads_kv(2).dtype(dtype(sm, index)).cache(cache);
         spec = match index % 4 {
@@ -123,7 +124,7 @@ fn what_is_appended_is_seen() {
             let (rows, paged) = pages(3, [1, 16, 64, 256][count % 4], capacity);
             let places = [
                 Cache { rows: 3, ..Cache::default() },
-                Cache { rows: 4, batch_idx: Some(vec![3, 1, 0]), ..Cache::default() },
+                Cache { rows: 4, batch_idx: Some(vec![3, 1, 0]), leftpad: Some(vec![0, 70, 17]), ..Cache::default() },
                 Cache { rows, pages: Some(paged), ..Cache::default() },
             ];
             let cache = Cache {
