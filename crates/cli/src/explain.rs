@@ -51,6 +51,7 @@ pub fn text(records: &[AnyRecord], thresholds: &Thresholds) -> String {
     let mut sources = Sources::new();
     let mut out = String::new();
     for record in records {
+        sources.of_record(record);
         if !out.is_empty() {
             out.push('\n');
         }

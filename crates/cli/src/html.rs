@@ -306,6 +306,7 @@ fn roof(shown: &[Shown], names: &[String]) -> Markup {
 /// One record: pipes, occupancy, findings, lines, the picture of an access, where it is from.
 fn details(one: &Shown, index: usize, name: &str, sources: &mut Sources) -> Markup {
     let record = &one.record;
+    sources.of_record(record);
     let key = &record.key;
     let list = |field: &str| record.json.get(field).and_then(Value::as_array).cloned().unwrap_or_default();
     let lines: Vec<LineRecord> =
@@ -431,7 +432,7 @@ fn lines_table(lines: &[LineRecord], sources: &mut Sources) -> Markup {
                     @for line in sorted.iter().take(LINES) {
                         @let place = Place { file: line.file.clone(), line: line.line };
                         tr {
-                            td { (place.to_string()) }
+                            td { (line.instruction.clone().unwrap_or_else(|| place.to_string())) }
                             td.n { (count(wavefronts(line))) }
                             td.n { (count(excess(line))) }
                             td { span.bar style={ "width:" (format!("{:.1}", 60.0 * share(line))) "%" } {} " " (percent(share(line))) }

@@ -100,6 +100,7 @@ fn ncu_is_asked_for_the_chips_counters() {
         ),
         "{asked}"
     );
+    assert!(first.contains("--section SourceCounters --import-source yes --metrics"), "{asked}");
     assert!(first.contains("sm__inst_executed_pipe_tensor_op_gmma.sum") && first.ends_with(" python3 x.py"), "{asked}");
     assert!(asked.lines().nth(1).unwrap().contains("--csv --page raw --print-units base --print-fp"), "{asked}");
     // The program's own kernels, by name; the first call is left out.

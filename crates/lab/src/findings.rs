@@ -42,7 +42,7 @@ impl Finding {
         Some(Place { file: self.file.clone()?, line: self.line? })
     }
 
-    fn new(id: &str, severity: Severity, place: Option<&Place>, text: String) -> Self {
+    pub(crate) fn new(id: &str, severity: Severity, place: Option<&Place>, text: String) -> Self {
         let place = place.filter(|place| place.line > 0);
         Self {
             id: id.into(),
@@ -117,13 +117,20 @@ fn subject(evidence: &Evidence, launch: &LaunchEvidence) -> String {
 
 /// The lines that cause at least [`Thresholds::line`] of it, no more than [`NAMED_LINES`], as `98.2 % at v2.rs:88`.
 fn share_of_lines(lines: &[(Place, u64)], thresholds: &Thresholds) -> String {
-    let total: u64 = lines.iter().map(|(_, weight)| weight).sum();
-    let named = lines.iter().filter(|&&(ref place, weight)| place.line > 0 && ratio(weight, total) >= thresholds.line);
-    let named = named.take(NAMED_LINES).map(|(place, weight)| format!("{} at {place}", percent(ratio(*weight, total))));
-    match list(named) {
-        none if none.is_empty() => "no line causes much of it".into(),
-        lines => lines,
-    }
+    let named = lines.iter().map(|(place, weight)| ((place.line > 0).then(|| place.to_string()), *weight));
+    shares(named, thresholds).unwrap_or_else(|| "no line causes much of it".into())
+}
+
+/// [`share_of_lines`] of lines by their names, heaviest first; `None` where no line is worth naming.
+pub(crate) fn shares(
+    lines: impl Iterator<Item = (Option<String>, u64)> + Clone,
+    thresholds: &Thresholds,
+) -> Option<String> {
+    let total = lines.clone().map(|(_, weight)| weight).fold(0, u64::saturating_add);
+    let share = |weight| ratio(weight, total);
+    let named = lines.filter(|(_, weight)| share(*weight) >= thresholds.line);
+    let named = named.filter_map(|(name, weight)| Some(format!("{} at {}", percent(share(weight)), name?)));
+    Some(list(named.take(NAMED_LINES))).filter(|named| !named.is_empty())
 }
 
 /// A finding names no more lines than this.

@@ -76,6 +76,8 @@ pub fn counters(
     if let Some(range) = &launches.nvtx {
         words.extend(["--nvtx".into(), "--nvtx-include".into(), format!("{range}/")]);
     }
+    // The section has counters and samples by instruction; the source files, where they are found, are kept with the report.
+    words.extend(["--section", "SourceCounters", "--import-source", "yes"].map(Into::into));
     words.extend(["--metrics".into(), metrics(sm).join(",")]);
     words.extend(["-f".into(), "-o".into(), report.display().to_string()]);
     let ended = run(NCU, words.iter().chain(command), folder.path())?;

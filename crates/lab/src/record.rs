@@ -231,6 +231,9 @@ pub struct LineRecord {
     pub file: String,
     /// Counted from 1; 0 when unknown.
     pub line: u32,
+    /// Where a profile's line is unknown, the machine instruction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instruction: Option<String>,
     /// Its counters.
     #[serde(flatten)]
     pub counters: Counters,
@@ -288,7 +291,7 @@ impl Record {
             lines: evidence
                 .by_line(Level::Merged)
                 .into_iter()
-                .map(|(place, counters)| LineRecord { file: place.file, line: place.line, counters })
+                .map(|(place, counters)| LineRecord { file: place.file, line: place.line, instruction: None, counters })
                 .collect(),
             findings,
             explanations: Vec::new(),

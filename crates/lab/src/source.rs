@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use crate::{Place, text_file};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{AnyRecord, Place, text_file};
 
 /// A file larger than this is no source.
 const MOST_BYTES: u64 = 16 << 20;
@@ -13,6 +16,7 @@ const MOST_BYTES: u64 = 16 << 20;
 pub struct Sources {
     roots: Vec<PathBuf>,
     files: HashMap<String, Option<Vec<String>>>,
+    kept: HashMap<Place, String>,
 }
 
 impl Sources {
@@ -20,7 +24,7 @@ impl Sources {
     pub fn new() -> Self {
         let starts = [std::env::current_dir().ok(), std::env::current_exe().ok()];
         let roots = starts.iter().flatten().flat_map(|start| start.ancestors()).map(Path::to_owned).collect();
-        Self { roots, files: HashMap::new() }
+        Self { roots, ..Self::default() }
     }
 
     /// Looks in this folder too, before the others.
@@ -28,10 +32,19 @@ impl Sources {
         self.roots.insert(0, folder.to_owned());
     }
 
+    /// From now on takes the lines whose text this record has kept from there: the file may have changed since.
+    pub fn of_record(&mut self, record: &AnyRecord) {
+        let lines = record.json.get("lines").and_then(Value::as_array);
+        self.kept = lines.into_iter().flatten().filter_map(kept).collect();
+    }
+
     /// The line, without the spaces around it; `None` where the file is not there or has no such line.
     pub fn line(&mut self, place: &Place) -> Option<&str> {
         if place.file.is_empty() {
             return None;
+        }
+        if let Some(text) = self.kept.get(place) {
+            return Some(text);
         }
         let roots = &self.roots;
         let lines = self.files.entry(place.file.clone()).or_insert_with(|| {
@@ -45,4 +58,10 @@ impl Sources {
         });
         lines.as_ref()?.get((place.line as usize).checked_sub(1)?).map(String::as_str)
     }
+}
+
+/// A line of a record with its text.
+fn kept(line: &Value) -> Option<(Place, String)> {
+    let text = line.get("text")?.as_str()?.to_owned();
+    Some((Place::deserialize(line).ok()?, text))
 }

@@ -2,10 +2,11 @@
 
 use arch::{Feature, Gpu, Target, TensorOperand};
 
-use super::ProfileRecord;
 use super::metrics::{FFMA, GMMA, SMS, tensor};
-use crate::figures::{bytes, count, list, percent, times};
-use crate::findings::{Finding, Severity, operand_of};
+use super::{ProfileRecord, ProfiledLine};
+use crate::evidence::Place;
+use crate::figures::{bytes, count, list, percent, ratio, times};
+use crate::findings::{Finding, Severity, operand_of, shares};
 use crate::thresholds::Thresholds;
 
 /// Everything the rules find, in the order of the rules.
@@ -16,6 +17,8 @@ pub fn findings(record: &ProfileRecord, thresholds: &Thresholds) -> Vec<Finding>
         spills,
         dram_bytes,
         stored_bytes,
+        requested_bytes,
+        sectors,
         load_conflicts,
         store_conflicts,
         idle_tensor_cores,
@@ -31,7 +34,32 @@ pub const NO_COUNTERS: &str =
     "A timeline has times, no counters: `strata profile` or `ncu` tells why they are what they are.";
 
 fn found(id: &str, text: String) -> Option<Finding> {
-    Some(Finding { id: id.into(), severity: Severity::Warning, file: None, line: None, text })
+    found_at(id, None, text)
+}
+
+fn found_at(id: &str, place: Option<Place>, text: String) -> Option<Finding> {
+    Some(Finding::new(id, Severity::Warning, place.as_ref(), text))
+}
+
+/// The lines that have most of something, as a sentence that begins with `of_what`, empty where none is worth naming; and the first.
+fn lines(
+    record: &ProfileRecord,
+    thresholds: &Thresholds,
+    of_what: &str,
+    weight: impl Fn(&ProfiledLine) -> u64,
+) -> (String, Option<Place>) {
+    let mut lines: Vec<_> = record.lines.iter().map(|line| (line, weight(line))).collect();
+    lines.retain(|(_, weight)| *weight > 0);
+    lines.sort_by_key(|(_, weight)| std::cmp::Reverse(*weight));
+    let named = shares(lines.iter().map(|(line, weight)| (Some(line.name()), *weight)), thresholds);
+    let sentence = named.map_or_else(String::new, |named| format!(" {of_what} {named}."));
+    (sentence, lines.first().map(|(line, _)| line.place()))
+}
+
+/// The lines where a sampler found most warps that waited for a reason.
+fn waits(record: &ProfileRecord, thresholds: &Thresholds, reason: &str) -> (String, Option<Place>) {
+    let counter = format!("stall_{reason}");
+    lines(record, thresholds, "Of the warps found so", |line| line.counter(&counter))
 }
 
 /// The tensor instruction that takes the type on the architecture; of an unknown type, none.
@@ -111,8 +139,9 @@ fn dram_bytes(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding
     if ratio <= thresholds.bytes {
         return None;
     }
+    let (lines, place) = lines(record, thresholds, "Of the sectors asked for", |line| line.of_all("global", "sectors"));
     let text = format!(
-        "{} read from DRAM and {} written are {} the compulsory {} (threshold {}): results go through memory, or bytes go by again. \
+        "{} read from DRAM and {} written are {} the compulsory {} (threshold {}): results go through memory, or bytes go by again.{lines} \
          What stays in registers and shared memory until it is finished does not.",
         bytes(whole(*read)),
         bytes(whole(*written)),
@@ -120,28 +149,76 @@ fn dram_bytes(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding
         bytes(compulsory),
         times(thresholds.bytes),
     );
-    found("dram-bytes", text)
+    found_at("dram-bytes", place, text)
 }
+
+/// Bytes of a sector.
+const SECTOR: f64 = 32.0;
 
 /// What is stored more often than there are results, be it to L2.
 fn stored_bytes(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {
-    /// Bytes of a sector.
-    const SECTOR: f64 = 32.0;
     let stored = SECTOR * record.counters.get("global_store_sectors")?;
     let compulsory = record.compulsory_bytes?;
     let ratio = stored / compulsory.max(1) as f64;
     if ratio <= thresholds.bytes {
         return None;
     }
+    let (lines, place) = lines(record, thresholds, "Of the stores", |line| line.counter("global_store_sectors"));
     let text = format!(
-        "{} stored to global memory are {} the compulsory {}, inputs included (threshold {}): intermediate results go through memory. \
+        "{} stored to global memory are {} the compulsory {}, inputs included (threshold {}): intermediate results go through memory.{lines} \
          Sums that stay in registers until they are finished are stored once.",
         bytes(whole(stored)),
         times(ratio),
         bytes(compulsory),
         times(thresholds.bytes),
     );
-    found("stored-bytes", text)
+    found_at("stored-bytes", place, text)
+}
+
+/// What is loaded again and again, where L2 has it.
+fn requested_bytes(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {
+    let sectors = |direction: &str| record.counters.get(&format!("global_{direction}_sectors")).copied();
+    let (loaded, stored) = (SECTOR * sectors("load")?, SECTOR * sectors("store")?);
+    let moved = record.traffic.get("dram_read")? + record.traffic.get("dram_written")?;
+    let compulsory = record.compulsory_bytes?;
+    let ratio = |bytes: f64| bytes / compulsory.max(1) as f64;
+    // Else `dram-bytes` or `stored-bytes` says it.
+    let others = ratio(moved).max(ratio(stored));
+    if ratio(loaded + stored) <= thresholds.bytes || others > thresholds.bytes {
+        return None;
+    }
+    let (lines, place) = lines(record, thresholds, "Of the sectors asked for", |line| line.of_all("global", "sectors"));
+    let text = format!(
+        "{} are requested, {} the compulsory {} (threshold {}); {} go to DRAM or come from it.{lines} Every block of queries reads all \
+         keys and values that it sees: taller blocks read them less often.",
+        bytes(whole(loaded + stored)),
+        times(ratio(loaded + stored)),
+        bytes(compulsory),
+        times(thresholds.bytes),
+        bytes(whole(moved)),
+    );
+    Some(Finding { severity: Severity::Note, ..found_at("requested-bytes", place, text)? })
+}
+
+/// Sectors beyond those that the bytes would fill, which only a count by instruction tells.
+fn sectors(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {
+    let sum = |what: &str| record.lines.iter().map(|line| line.of_all("global", what)).fold(0, u64::saturating_add);
+    let (moved, ideal, requests) = (sum("sectors"), sum("sectors_ideal"), sum("requests"));
+    if ideal == 0 || ratio(moved, ideal) <= thresholds.sectors {
+        return None;
+    }
+    let excess =
+        |line: &ProfiledLine| line.of_all("global", "sectors").saturating_sub(line.of_all("global", "sectors_ideal"));
+    let (lines, place) = lines(record, thresholds, "Of the excess", excess);
+    let text = format!(
+        "a global request moves {:.1} sectors where its bytes would fill {:.1} ({}, threshold {}).{lines} The lanes of a request touch \
+         parts of many sectors: neighbouring lanes on neighbouring addresses fill them.",
+        ratio(moved, requests),
+        ratio(ideal, requests),
+        times(ratio(moved, ideal)),
+        times(thresholds.sectors),
+    );
+    found_at("uncoalesced", place, text)
 }
 
 fn load_conflicts(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {
@@ -183,12 +260,14 @@ fn conflicts(record: &ProfileRecord, thresholds: &Thresholds, direction: &str, i
               transposed. `strata probe --line` shows the lanes of a line."
             .into(),
     };
+    let excess = format!("shared_{direction}_bank_conflicts");
+    let (lines, place) = lines(record, thresholds, "Of the conflicts", |line| line.counter(&excess));
     let text = format!(
-        "{} of the wavefronts of shared {direction}s are bank conflicts (threshold {:.0} %){ways}. {remedy}",
+        "{} of the wavefronts of shared {direction}s are bank conflicts (threshold {:.0} %){ways}.{lines} {remedy}",
         percent(conflicts / wavefronts),
         100.0 * thresholds.bank_conflicts
     );
-    found(id, text)
+    found_at(id, place, text)
 }
 
 fn idle_tensor_cores(record: &ProfileRecord, _: &Thresholds) -> Option<Finding> {
@@ -223,10 +302,12 @@ fn idle_tensor_cores(record: &ProfileRecord, _: &Thresholds) -> Option<Finding> 
 fn mio(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {
     let stall = |name: &str| record.stalls.get(name).copied();
     let (throttle, scoreboard) = (stall("mio_throttle"), stall("short_scoreboard"));
-    let (name, share) = match (throttle, scoreboard) {
-        (Some(throttle), Some(scoreboard)) if scoreboard > throttle => ("the short scoreboard", scoreboard),
-        (Some(throttle), _) => ("the MIO queue", throttle),
-        (None, Some(scoreboard)) => ("the short scoreboard", scoreboard),
+    let (reason, name, share) = match (throttle, scoreboard) {
+        (Some(throttle), Some(scoreboard)) if scoreboard > throttle => {
+            ("short_scoreboard", "the short scoreboard", scoreboard)
+        }
+        (Some(throttle), _) => ("mio_throttle", "the MIO queue", throttle),
+        (None, Some(scoreboard)) => ("short_scoreboard", "the short scoreboard", scoreboard),
         (None, None) => return None,
     };
     if share <= thresholds.stall {
@@ -236,13 +317,14 @@ fn mio(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {
         Some(operand) => format!("Tensor products of {operand} use each word that is loaded for more multiply-adds."),
         None => "Larger register tiles use each word loaded from shared memory for more multiply-adds.".into(),
     };
+    let (lines, place) = waits(record, thresholds, reason);
     let text = format!(
         "a warp waits {} of its time for {name} (threshold {:.0} %): shared-memory accesses and special functions go through it faster \
-         than they are served. {remedy}",
+         than they are served.{lines} {remedy}",
         percent(share),
         100.0 * thresholds.stall
     );
-    found("mio-limited", text)
+    found_at("mio-limited", place, text)
 }
 
 /// Warps that wait for what they load themselves.
@@ -259,12 +341,14 @@ fn copies(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {
         }
         (_, None) => "",
     };
+    let (lines, place) = waits(record, thresholds, "long_scoreboard");
     let text = format!(
-        "a warp waits {} of its time for global or local memory (threshold {:.0} %): the warps that compute load for themselves. {remedy}",
+        "a warp waits {} of its time for global or local memory (threshold {:.0} %): the warps that compute load for \
+         themselves.{lines} {remedy}",
         percent(share),
         100.0 * thresholds.stall
     );
-    found("synchronous-copies", text.trim_end().to_owned())
+    found_at("synchronous-copies", place, text.trim_end().to_owned())
 }
 
 fn gmma(record: &ProfileRecord, thresholds: &Thresholds) -> Option<Finding> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use arch::Sm;
 
-use super::ProfileRecord;
+use super::{ProfileRecord, lines};
 
 /// Counters of a record, and the metrics that they are the sum of. The names are of sm_75 to sm_120.
 const COUNTERS: [(&str, &str); 14] = [
@@ -36,7 +36,7 @@ const LIMITS: [(&str, &str); 4] = [
 ];
 
 /// Reasons that warps wait for.
-const STALLS: [&str; 9] = [
+pub(super) const STALLS: [&str; 9] = [
     "mio_throttle",
     "short_scoreboard",
     "long_scoreboard",
@@ -90,12 +90,18 @@ fn stall(reason: &str) -> String {
     format!("smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio")
 }
 
-/// Fills in what follows from the metrics; what was not read stays away.
+/// Fills in what follows from the metrics, and from the lines where a sum was not read; what was not read at all stays away.
 pub(super) fn fill(record: &mut ProfileRecord) {
     let of = |names: &[(&str, &str)], record: &ProfileRecord| -> BTreeMap<String, f64> {
         names.iter().filter_map(|(name, metric)| Some(((*name).to_owned(), record.metric(metric)?))).collect()
     };
     record.counters = of(&COUNTERS, record);
+    // Of accesses the lines have all; instructions whose line is unknown are not among them.
+    let summed = lines::totals(&record.lines);
+    let accesses = COUNTERS.iter().filter(|(name, _)| name.starts_with("shared_") || name.starts_with("global_"));
+    for (name, sum) in accesses.filter_map(|(name, _)| Some((*name, *summed.get(name)?))) {
+        record.counters.entry(name.into()).or_insert(sum as f64);
+    }
     let tensor: Vec<f64> = tensor(record.architecture()).iter().filter_map(|metric| record.metric(metric)).collect();
     if !tensor.is_empty() {
         record.counters.insert("tensor_instructions".into(), tensor.iter().sum());

@@ -6,6 +6,8 @@
 
 mod chrome_trace;
 mod findings;
+mod line_table;
+mod lines;
 mod metrics;
 mod ncu_csv;
 mod ncu_report;
@@ -22,6 +24,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 pub use findings::{NO_COUNTERS, findings};
+pub use lines::ProfiledLine;
 pub use metrics::metrics;
 
 use crate::findings::Finding;
@@ -108,6 +111,9 @@ pub struct ProfileRecord {
     pub measured_time_ms: Option<f64>,
     /// Launches that is of.
     pub samples: Option<u64>,
+    /// What each source line did, where the file has counters by instruction.
+    #[serde(default)]
+    pub lines: Vec<ProfiledLine>,
     /// Every metric that the file has of the launch.
     pub metrics: BTreeMap<String, Value>,
     /// What it suffers from.
@@ -152,6 +158,7 @@ struct Raw {
     grid: [u64; 3],
     block: [u64; 3],
     metrics: BTreeMap<String, Value>,
+    lines: Vec<ProfiledLine>,
     measured_time_ms: Option<f64>,
     samples: Option<u64>,
 }
@@ -227,6 +234,7 @@ fn record(raw: Raw, source: &str, path: &Path, options: &ImportOptions) -> Profi
         }),
         measured_time_ms: raw.measured_time_ms,
         samples: raw.samples,
+        lines: raw.lines,
         metrics: raw.metrics,
         ..ProfileRecord::default()
     };
@@ -235,5 +243,7 @@ fn record(raw: Raw, source: &str, path: &Path, options: &ImportOptions) -> Profi
     record
 }
 
+#[cfg(test)]
+mod line_tests;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -54,7 +54,11 @@ fn counted(bytes: &[u8]) -> Vec<u8> {
 
 fn result(names: std::ops::Range<usize>, given: &[(&str, Given)]) -> ProfileResult {
     let dims = |x, y, z| Some(Uint64x3 { x: Some(x), y: Some(y), z: Some(z) });
-    let metrics = names.map(|index| MetricResult { name_id: Some(index as u32), value: Some(metric(&given[index].1)) });
+    let metrics = names.map(|index| MetricResult {
+        name_id: Some(index as u32),
+        value: Some(metric(&given[index].1)),
+        instances: Vec::new(),
+    });
     ProfileResult {
         mangled_name: Some("_Z7attn_v2".into()),
         function_name: Some("attn_v2".into()),
@@ -62,14 +66,15 @@ fn result(names: std::ops::Range<usize>, given: &[(&str, Given)]) -> ProfileResu
         grid: dims(8, 8, 1),
         block: dims(128, 1, 1),
         metrics: metrics.collect(),
+        source: None,
     }
 }
 
 /// A block's table of names, sources and results.
-type Block<'a> = (Vec<String>, &'a [&'a [u8]], Vec<ProfileResult>);
+pub(super) type Block<'a> = (Vec<String>, &'a [&'a [u8]], Vec<ProfileResult>);
 
 /// A report of blocks.
-fn report(blocks: &[Block<'_>]) -> Vec<u8> {
+pub(super) fn report(blocks: &[Block<'_>]) -> Vec<u8> {
     let mut file = b"NVR\0".to_vec();
     file.extend(counted(&FileHeader { version: Some(10) }.encode_to_vec()));
     for (strings, sources, results) in blocks {
@@ -102,7 +107,7 @@ fn whole_report() -> Vec<u8> {
     ])
 }
 
-fn imported(name: &str, bytes: &[u8], options: &ImportOptions) -> Result<Vec<ProfileRecord>, String> {
+pub(super) fn imported(name: &str, bytes: &[u8], options: &ImportOptions) -> Result<Vec<ProfileRecord>, String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     fs::write(&path, bytes).unwrap();

@@ -183,7 +183,9 @@ impl Probed {
         let buffer = about.arguments.iter().find_map(|argument| argument.strip_prefix("buf:")?.split(':').next());
         let lines = counted.map(|counted| {
             let lines = counted.evidence.by_line(Level::Merged).into_iter();
-            lines.map(|(place, counters)| LineRecord { file: place.file, line: place.line, counters }).collect()
+            lines
+                .map(|(place, counters)| LineRecord { file: place.file, line: place.line, instruction: None, counters })
+                .collect()
         });
         ProbeRecord {
             kernel: about.kernel.clone(),
