@@ -180,9 +180,9 @@ fn save<R: Serialize>(path: Option<&Path>, records: &[R]) -> anyhow::Result<()> 
     output::write(path, &(serde_json::to_string_pretty(&Document { schema: SCHEMA, records })? + "\n"))
 }
 
-/// Median, the interval of the middle eight tenths, rate, and what the compiler made of each kernel.
+/// Median, the interval of the middle eight tenths, rate, what the compiler made of each kernel, and the first call.
 fn line(record: &Record) -> String {
-    let Measured { timing, tflops, launches, .. } = &record.measured;
+    let Measured { timing, first_call_ms, tflops, launches, .. } = &record.measured;
     let launches = launches.iter().map(|launch| {
         let attributes = launch.attributes;
         let spills = match attributes.local_bytes {
@@ -192,7 +192,7 @@ fn line(record: &Record) -> String {
         format!("{} {:.3} ms ({} registers{spills})", launch.kernel, launch.median_ms, attributes.registers)
     });
     format!(
-        "{:<8} {:<24} {:>9.3} ms [{:.3}, {:.3}] of {:>3}  {:>6.2} TFLOP/s  {}\n",
+        "{:<8} {:<24} {:>9.3} ms [{:.3}, {:.3}] of {:>3}  {:>6.2} TFLOP/s  {}; first call {:.0} ms\n",
         record.stratum,
         record.problem,
         timing.median_ms,
@@ -200,7 +200,8 @@ fn line(record: &Record) -> String {
         timing.p90_ms,
         timing.samples,
         tflops,
-        launches.collect::<Vec<_>>().join(", ")
+        launches.collect::<Vec<_>>().join(", "),
+        first_call_ms
     )
 }
 

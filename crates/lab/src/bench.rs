@@ -1,7 +1,9 @@
 //! A stratum's time on a GPU.
 
+use std::time::Instant;
+
 use arch::Target;
-use cuda::{Attributes, Clocks, Stream, Timing, TimingOptions};
+use cuda::{Attributes, Clocks, Prepared, Stream, Timing, TimingOptions};
 use kernels::{Inputs, Layout, PlanError, Problem, Stratum, TensorError};
 use ptx::Backend;
 use serde::Serialize;
@@ -14,6 +16,9 @@ use flashstrata::compute::{ComputeError, Resident};
 pub struct Measured {
     /// All its launches together, one after the other.
     pub timing: Timing,
+    /// Milliseconds from the problem to the result of the first call, whose inputs are on the GPU already: planning, writing the
+    /// kernels, the driver's compilation, unless it or this process kept one, and the launches.
+    pub first_call_ms: f64,
     /// Floating-point operations, as the field counts them, in a second: in units of 10^12.
     pub tflops: f64,
     /// Each launch by itself, in order.
@@ -89,7 +94,9 @@ pub fn bench(
         return Err(BenchError::NoInputs);
     }
     let (target, layout) = (Target::best(stream.sm()), Layout::contiguous(problem));
+    let began = Instant::now();
     let plan = kernels::plan_with(stratum, problem, target, &layout, chosen)?;
+    let planned = began.elapsed();
     let compulsory = problem.compulsory_bytes();
     let workspaces: u64 = plan.workspaces.iter().map(|workspace| workspace.bytes).sum();
     let bytes = u64::try_from(compulsory.read + compulsory.write).unwrap_or(u64::MAX).saturating_add(workspaces);
@@ -102,11 +109,19 @@ pub fn bench(
             Ok(())
         })
         .and_then(|()| {
-            let mut prepared = Vec::new();
+            let mut prepared: Vec<Vec<Prepared>> = Vec::new();
+            let mut first_call_ms = 0.0;
             for resident in &residents {
+                let began = Instant::now();
                 let launches = plan.launches(&resident.buffers, stream.multiprocessors())?;
                 let launches = launches.iter().map(|launch| stream.prepare(launch));
-                prepared.push(launches.collect::<Result<Vec<_>, _>>()?);
+                let launches = launches.collect::<Result<Vec<_>, _>>()?;
+                if prepared.is_empty() {
+                    launches.iter().try_for_each(|launch| stream.enqueue(launch))?;
+                    stream.synchronize()?;
+                    first_call_ms = 1e3 * (planned + began.elapsed()).as_secs_f64();
+                }
+                prepared.push(launches);
             }
             let clocks_before = Clocks::read(stream.context().device());
             let timing = cuda::time(stream, options, |stream, sample| {
@@ -130,7 +145,7 @@ pub fn bench(
                 });
             }
             let tflops = problem.flops() as f64 / timing.median_ms / 1e9;
-            Ok(Measured { timing, tflops, launches, rotated: residents.len(), bytes, clocks_before })
+            Ok(Measured { timing, first_call_ms, tflops, launches, rotated: residents.len(), bytes, clocks_before })
         });
     let freed = residents.into_iter().map(|resident| resident.free(stream)).fold(Ok(()), Result::and);
     result.and_then(|measured| freed.map(|()| measured).map_err(BenchError::Cuda))
