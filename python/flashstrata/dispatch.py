@@ -45,16 +45,17 @@ def _short_way() -> Callable[..., Optional[tuple[Tensor, Optional[Tensor]]]]:
 short = _short_way()
 
 
-def refuse(dropout_p: float, q: Tensor, **others: Optional[Tensor]) -> None:
-    """What is not there yet, and what cannot be."""
+def refuse(dropout_p: float, q: Tensor, alike: dict[str, Tensor], others: dict[str, Any]) -> None:
+    """What is not there yet, and what cannot be; ``alike`` are to be of q's device and type, ``others`` may be None."""
     if dropout_p != 0.0:
         raise NotImplementedError(f"dropout_p is {dropout_p}: dropout is not supported yet, it must be 0.0")
-    given = {name: tensor for name, tensor in others.items() if tensor is not None}
-    if torch.is_grad_enabled():
-        for name, tensor in {"q": q, **given}.items():
-            if tensor.requires_grad:
-                raise NotImplementedError(f"{name} requires grad: there is no backward pass yet; call under torch.no_grad()")
+    given = {"q": q, **alike, **{name: other for name, other in others.items() if other is not None}}
     for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is {type(tensor).__name__}: it must be a torch.Tensor")
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            raise NotImplementedError(f"{name} requires grad: there is no backward pass yet; call under torch.no_grad()")
+    for name, tensor in alike.items():
         if tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device}: q is on {q.device}, all must be on one device")
         if tensor.dtype != q.dtype:
@@ -72,16 +73,35 @@ def window(causal: bool, window_size: Tuple[int, int]) -> tuple[int, int]:
     return left, 0 if causal else right
 
 
-def is_traced(q: Tensor) -> bool:
-    return torch.compiler.is_compiling() or type(q) is not torch.Tensor and type(q) is not torch.nn.Parameter
+_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+_transforms = torch._C._functorch.peek_interpreter_stack
+
+
+def is_traced(*tensors: Optional[Tensor]) -> bool:
+    """Whether a call is to go by torch's operators: a compiler, a mode, a tracer or a transform looks on at each, or a tensor is of a
+    class with an idea of its own of them. The short way knows of these too, but for the compiler."""
+    plain = (torch.Tensor, torch.nn.Parameter, type(None))
+    is_watched = torch.compiler.is_compiling() or _modes() > 0 or _tracing() is not None or _transforms() is not None
+    return is_watched or any(type(tensor) not in plain for tensor in tensors)
 
 
 def _last_contiguous(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+    if tensor.dim() == 0 or tensor.stride(-1) == 1 or tensor.shape[-1] == 1:
+        return tensor
+    # To torch a tensor without elements is contiguous whatever its strides.
+    return tensor.contiguous() if tensor.numel() > 0 else tensor.new_empty(tensor.shape)
+
+
+def _start(tensor: Tensor) -> int:
+    address = tensor.data_ptr()
+    if address == 0 and tensor.numel() > 0:
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} has no memory of its own")
+    return address
 
 
 def _memory(tensor: Tensor) -> tuple[int, Any, Any]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
+    return _start(tensor), tensor.shape, tensor.stride()
 
 
 def _list(
@@ -101,7 +121,7 @@ def _list(
 
 
 def _address(tensor: Optional[Tensor]) -> Optional[int]:
-    return None if tensor is None else tensor.data_ptr()
+    return None if tensor is None else _start(tensor)
 
 
 def _like_q(name: str, tensor: Tensor, q: Tensor) -> None:
@@ -109,15 +129,16 @@ def _like_q(name: str, tensor: Tensor, q: Tensor) -> None:
         raise ValueError(f"{name} is {tensor.dtype} on {tensor.device}: q is {q.dtype} on {q.device}")
 
 
-def _slopes(alibi_slopes: Optional[Tensor], q: Tensor) -> Optional[tuple[int, int]]:
+def _checked_slopes(alibi_slopes: Optional[Tensor], q: Tensor, batch: int) -> Optional[Tensor]:
     if alibi_slopes is None:
         return None
-    if alibi_slopes.dtype != torch.float32 or alibi_slopes.device != q.device or not alibi_slopes.is_contiguous():
+    heads = q.shape[-2]
+    if alibi_slopes.dtype != torch.float32 or alibi_slopes.device != q.device or alibi_slopes.shape not in ((heads,), (batch, heads)):
         raise ValueError(
-            f"alibi_slopes is {alibi_slopes.dtype} on {alibi_slopes.device} with strides {alibi_slopes.stride()}: "
-            f"it must be contiguous float32 on {q.device}"
+            f"alibi_slopes is {alibi_slopes.dtype} {tuple(alibi_slopes.shape)} on {alibi_slopes.device}: "
+            f"it must be float32 ({heads},) or ({batch}, {heads}) on {q.device}"
         )
-    return alibi_slopes.data_ptr(), alibi_slopes.numel()
+    return alibi_slopes.contiguous()
 
 
 def _checked_cache(q: Tensor, batch: int, k_cache: Tensor, v_cache: Tensor, cache: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -141,6 +162,9 @@ def _checked_cache(q: Tensor, batch: int, k_cache: Tensor, v_cache: Tensor, cach
     if splits < 0:
         raise ValueError(f"num_splits is {splits}: it must be 0, for as many as fill the GPU, or more")
     if k is not None:
+        for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
+            if 0 in (stride for stride, extent in zip(tensor.stride(), tensor.shape) if extent > 1):
+                raise ValueError(f"{name} has strides {tensor.stride()}: elements of a cache that is written must not share memory")
         _like_q("k", k, q)
         _like_q("v", v, q)
         k, v = _last_contiguous(k), _last_contiguous(v)
@@ -177,8 +201,7 @@ def _cache_arguments(cache: tuple[Any, ...]) -> dict[str, Any]:
 
 def _checked_descales(q: Tensor, batch: int, heads_kv: int, descales: Descales) -> Optional[list[Tensor]]:
     """What 8-bit tensors are multiplied by, 1 where it is not given."""
-    names = ("q_descale", "k_descale", "v_descale")
-    given = dict(zip(names, descales or (None, None, None)))
+    given = named(descales or (None, None, None))
     if q.dtype != _SCALED:
         for name, descale in given.items():
             if descale is not None:
@@ -227,6 +250,7 @@ def forward(
     else:
         cache = _checked_cache(q, batch, k, v, cache)
     descales = _checked_descales(q, batch, k.shape[-2], descales)
+    slopes = _checked_slopes(alibi_slopes, q, batch)
     out = q.new_empty((*shape[:-1], v.shape[-1]), dtype=_out_dtype(q))
     lse = torch.empty(lse_shape, dtype=torch.float32, device=device)
     if device.type == "cuda":
@@ -245,7 +269,7 @@ def forward(
         left,
         right,
         softcap,
-        _slopes(alibi_slopes, q),
+        None if slopes is None else (_start(slopes), slopes.numel()),
         where,
         stratum,
         None if cache is None else _cache_arguments(cache),
@@ -278,7 +302,20 @@ def _attend(
 ) -> Outputs:
     """By the short way where the call is of the common kind."""
     result = short(q, k, v, *options, packed, True, cache, descales)
-    return forward(q, k, v, *options, packed, cache, descales) if result is None else result
+    if result is not None:
+        return result
+    refuse(0.0, q, {"k": k, "v": v}, {"alibi_slopes": options[-1], **named(descales)})
+    return forward(q, k, v, *options, packed, cache, descales)
+
+
+def named(descales: Descales) -> dict[str, Optional[Tensor]]:
+    """The descales by their names."""
+    return dict(zip(("q_descale", "k_descale", "v_descale"), descales or ()))
+
+
+def written(*caches: Tensor) -> None:
+    """Has torch know that they have changed, as an operator of its own would: a gradient that needs what was there is refused."""
+    torch.autograd.graph.increment_version([cache for cache in caches if not cache.is_inference()])
 
 
 def _given(descales: Any) -> Descales:
@@ -309,7 +346,9 @@ def _append_op(
     q, k_cache, v_cache, k, v, cos, sin, interleaved, seqlens, batch_idx, leftpad, block_table, num_splits, *options
 ):
     cache = (k, v, cos, sin, seqlens, batch_idx, leftpad, block_table, interleaved, num_splits)
-    return _attend(q, k_cache, v_cache, options, None, cache, None)
+    result = _attend(q, k_cache, v_cache, options, None, cache, None)
+    written(k_cache, v_cache)
+    return result
 
 
 def _fake(q, k, v, *_):

@@ -168,6 +168,10 @@ impl Exchange {
             _ => Kind::Other,
         };
         let device_type = if tensor.device_type == CUDA_HOST { CPU } else { tensor.device_type };
+        // What torch makes up as it is asked for it, or has in another tensor's place, lies nowhere.
+        if tensor.data.is_null() && shape[..rank].iter().all(|&extent| extent > 0) {
+            return None;
+        }
         let address = tensor.data.addr() as u64 + tensor.byte_offset;
         Some(View { address, device: (device_type, tensor.device_id), kind, rank, shape, strides })
     }

@@ -23,6 +23,10 @@ pub(crate) struct Torch {
     tensor: Py<PyType>,
     parameter: Py<PyType>,
     is_grad_enabled: Py<PyAny>,
+    /// How many modes look on at each operator; what traces them, and what transforms them, or none.
+    modes: Py<PyAny>,
+    tracing: Py<PyAny>,
+    transforms: Py<PyAny>,
     /// Functions of a shape, strides and a type that make a tensor on the processor, and on the current GPU.
     empty_on_cpu: Py<PyAny>,
     empty_on_gpu: Py<PyAny>,
@@ -67,6 +71,7 @@ impl Torch {
         let py = torch.py();
         let tensor = torch.getattr("Tensor")?;
         let guards = py.import("torch._C._dynamo.guards")?;
+        let internal = torch.getattr("_C")?;
         Ok(Torch {
             exchange: Exchange::of(&tensor)?,
             tensor: tensor.cast_into::<PyType>()?.unbind(),
@@ -74,12 +79,11 @@ impl Torch {
             is_grad_enabled: torch.getattr("is_grad_enabled")?.unbind(),
             empty_on_cpu: guards.getattr("_empty_strided_cpu")?.unbind(),
             empty_on_gpu: guards.getattr("_empty_strided_cuda")?.unbind(),
+            modes: internal.getattr("_len_torch_dispatch_stack")?.unbind(),
+            tracing: internal.getattr("_get_tracing_state")?.unbind(),
+            transforms: internal.getattr("_functorch")?.getattr("peek_interpreter_stack")?.unbind(),
             // Torch built for the processor has none.
-            current_gpu: torch
-                .getattr("_C")?
-                .getattr_opt("_cuda_getDevice")?
-                .unwrap_or_else(|| py.None().into_bound(py))
-                .unbind(),
+            current_gpu: internal.getattr_opt("_cuda_getDevice")?.unwrap_or_else(|| py.None().into_bound(py)).unbind(),
             float32: torch.getattr("float32")?.unbind(),
             float16: torch.getattr("float16")?.unbind(),
             bfloat16: torch.getattr("bfloat16")?.unbind(),
@@ -90,7 +94,7 @@ impl Torch {
 
     /// Starts attention on torch's current stream: `(out, lse)`, where `lse` is None unless `with_lse`.
     ///
-    /// None where the call is not of the common kind: tensors of torch's own class, of one device and one type, without
+    /// None where something of torch's looks on at its operators, and where the call is not of the common kind: tensors of torch's own class, of one device and one type, without
     /// gradients, whose last dimension is contiguous, and whose shapes are those that go together. Then nothing was done.
     #[pyo3(signature = (q, k, v, scale, left, right, softcap, slopes, packed, with_lse, cache = None, descales = None))]
     fn forward<'py>(
@@ -109,6 +113,9 @@ impl Torch {
         cache: Option<Cached<'py>>,
         descales: Option<Descaled<'py>>,
     ) -> PyResult<Option<Results<'py>>> {
+        if self.is_watched(py)? {
+            return Ok(None);
+        }
         let Some(reader) = self.reader(q)? else { return Ok(None) };
         let options = (scale, (left, right), softcap);
         let Some((key, mut at)) =
@@ -173,8 +180,9 @@ impl Reader<'_> {
 
     /// Numbers one after the other, of the device that q is on.
     fn list(&self, tensor: &Bound<'_, PyAny>, kind: Kind) -> Option<View> {
-        let fits = |view: &View| view.kind == kind && view.device == self.q.device && view.is_contiguous();
-        self.torch.view(tensor).filter(fits)
+        let view = self.torch.view(tensor)?;
+        let fits = view.kind == kind && view.device == self.q.device && view.is_contiguous();
+        (fits && (kind == Kind::Int32 || !self.asks_for_gradients(tensor))).then_some(view)
     }
 
     fn asks_for_gradients(&self, tensor: &Bound<'_, PyAny>) -> bool {
@@ -216,10 +224,6 @@ impl Reader<'_> {
         if q.rank != rank || q.strides[rank - 1] != 1 && q.shape[rank - 1] != 1 {
             return None;
         }
-        if let Some(slopes) = slopes {
-            let view = self.list(slopes, Kind::Float(Dtype::F32))?;
-            (key.slopes, at.slopes) = (view.elements(), view.address);
-        }
         if let Some((cu_seqlens_q, cu_seqlens_k, longest_q, longest_k)) = packed {
             let (of_q, of_k) = (self.list(cu_seqlens_q, Kind::Int32)?, self.list(cu_seqlens_k, Kind::Int32)?);
             if of_q.rank != 1 || of_q.shape != of_k.shape || of_k.rank != 1 {
@@ -229,7 +233,19 @@ impl Reader<'_> {
             key.packed = Some((batch, usize::try_from(*longest_q).ok()?, usize::try_from(*longest_k).ok()?));
             at.cu_seqlens = [of_q.address, of_k.address];
         }
+        if let Some(slopes) = slopes {
+            let view = self.list(slopes, Kind::Float(Dtype::F32))?;
+            let heads = q.shape[rank - 2];
+            if view.shape[..view.rank] != [heads] && view.shape[..view.rank] != [key.batch(), heads] {
+                return None;
+            }
+            (key.slopes, at.slopes) = (view.elements(), view.address);
+        }
         if let Some(cache) = cache {
+            let overlaps = |view: &View| (0..view.rank).any(|at| view.strides[at] == 0 && view.shape[at] > 1);
+            if cache.0.is_some() && (overlaps(&k) || overlaps(&v)) {
+                return None;
+            }
             let (of_cache, places) = self.cache(cache, key.batch())?;
             (key.cache, at.cache) = (Some(of_cache), places);
             key = key.simplified();
@@ -307,6 +323,13 @@ impl Torch {
         }
         // SAFETY: it is of the class, or of the one that inherits from it.
         unsafe { self.exchange.view(tensor) }
+    }
+
+    /// Whether a mode, a tracer or a transform is to see each operator.
+    fn is_watched(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.modes.call0(py)?.extract::<usize>(py)? > 0
+            || !self.tracing.call0(py)?.is_none(py)
+            || !self.transforms.call0(py)?.is_none(py))
     }
 
     /// What reads a call of these queries; `None` where they are not of the common kind.
