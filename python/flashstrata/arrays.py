@@ -38,8 +38,9 @@ def attention(
     """``softmax(q k^T softmax_scale) v`` of arrays of NumPy, CuPy, JAX or torch; the result is an array of the same library.
 
     Shapes, types, masks and what is not copied are those of :func:`flashstrata.flash_attn_func`: q ``(batch, seqlen_q, heads,
-    head_dim)``, k and v ``(batch, seqlen_k, heads_kv, head_dim)``; float32, float16, or bfloat16 (of NumPy by ml_dtypes). With
-    ``return_lse`` the result is ``(out, lse)``, where lse ``(batch, heads, seqlen_q)`` is float32.
+    head_dim)``, k and v ``(batch, seqlen_k, heads_kv, head_dim)``; float32, float16, or bfloat16 (of NumPy by ml_dtypes), in
+    native byte order. NumPy's arrays that lie backwards are copied, and masked ones refused. With ``return_lse`` the result is
+    ``(out, lse)``, where lse ``(batch, heads, seqlen_q)`` is float32.
 
     Arrays of the CPU are computed there. CuPy's go to its current stream, and nothing waits. JAX has no stream that others could
     put work on: the call waits for its arrays, and for the result. Other arrays of the CPU that have ``__dlpack__`` are computed
@@ -95,13 +96,22 @@ def _device(array: Any) -> tuple[int, int]:
 def _on_cpu(q: Any, k: Any, v: Any, options: tuple) -> tuple[Any, Any]:
     import numpy
 
-    def own(array: Any) -> Any:
+    def own(name: str, array: Any) -> Any:
+        if isinstance(array, numpy.ma.MaskedArray):
+            raise ValueError(f"{name} is a masked array: no mask is looked at, it must be a plain array (filled())")
         if isinstance(array, numpy.ndarray):
             return array
         # DLPack of JAX knows bfloat16, NumPy's does not.
-        return numpy.asarray(array) if _library(array) == "jax" else numpy.from_dlpack(array)
+        if _library(array) == "jax":
+            return numpy.asarray(array)
+        try:
+            return numpy.from_dlpack(array)
+        except (BufferError, RuntimeError) as error:
+            allowed = "float16 or float32 in native byte order"
+            raise ValueError(f"{name} is {type(array)}, which NumPy cannot read ({error}): it must be {allowed}") from error
 
-    return _start(numpy, _cpu(), 0, (own(q), own(k), own(v)), options, lambda array: array.__array_interface__)
+    arrays = (own("q", q), own("k", k), own("v", v))
+    return _start(numpy, _cpu(), 0, arrays, options, lambda array: array.__array_interface__)
 
 
 def _by_cupy(q: Any, k: Any, v: Any, ordinal: int, options: tuple) -> tuple[Any, Any]:
@@ -139,6 +149,8 @@ def _start(library: Any, device: Device, stream: int, arrays: tuple, options: tu
         raise ValueError(f"q is {dtype.name}: it must be float16, bfloat16 or float32")
     inputs = []
     for name, array in zip("qkv", arrays):
+        if not array.dtype.isnative:
+            raise ValueError(f"{name} is {array.dtype.name} ({array.dtype.str}): it must be in native byte order")
         if array.dtype != dtype:
             raise ValueError(f"{name} is {array.dtype.name}: q is {dtype.name}, all must have one type")
         if array.ndim != 4:
@@ -161,13 +173,13 @@ def _start(library: Any, device: Device, stream: int, arrays: tuple, options: tu
 
 
 def _memory(interface: dict[str, Any], itemsize: int) -> tuple[int, Optional[tuple[int, ...]]]:
-    """Address and strides in elements; no strides where they are no whole elements."""
+    """Address and strides in elements; no strides where they are no whole elements, or go backwards."""
     shape, strides = interface["shape"], interface.get("strides")
     if strides is None:
         strides, within = [], itemsize
         for extent in reversed(shape):
             strides.insert(0, within)
             within *= max(extent, 1)
-    if any(stride % itemsize for stride in strides):
+    if any(stride < 0 or stride % itemsize for stride in strides):
         return interface["data"][0], None
     return interface["data"][0], tuple(stride // itemsize for stride in strides)

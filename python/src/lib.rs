@@ -134,7 +134,13 @@ impl PyDevice {
         }
         // SAFETY: torch's streams, and the default one, are those of the primary context, and stay.
         let stream = unsafe { self.device.borrow_stream(handle as *mut c_void) };
-        let flow = flow(stream.map_err(python_error)?);
+        let flow = flow(stream.map_err(|error| match error {
+            Error::NoGpu { .. } => PyValueError::new_err(format!(
+                "the device is {}: an emulated GPU has no streams of the driver, and takes host tensors (forward_host)",
+                self.device
+            )),
+            error => python_error(error),
+        })?);
         streams.insert(handle, flow.clone());
         Ok(flow)
     }

@@ -41,19 +41,24 @@ def test_strides_are_free():
     assert np.array_equal(out, flashstrata.attention(*map(np.ascontiguousarray, (q, k, v)), window_size=(8, 0)))
     columns_apart = np.ascontiguousarray(k.transpose(0, 1, 3, 2)).transpose(0, 1, 3, 2)
     assert np.array_equal(out, flashstrata.attention(q, columns_apart, v, window_size=(8, 0)))
+    backwards = np.ascontiguousarray(k[:, ::-1, :, ::-1])[:, ::-1, :, ::-1]
+    assert np.array_equal(out, flashstrata.attention(q, backwards, v, window_size=(8, 0)))
+
+
+class Other:
+    """An array of a library that nobody knows."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **named):
+        return self.array.__dlpack__(**named)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
 
 
 def test_what_has_dlpack_is_computed():
-    class Other:
-        def __init__(self, array):
-            self.array = array
-
-        def __dlpack__(self, **named):
-            return self.array.__dlpack__(**named)
-
-        def __dlpack_device__(self):
-            return self.array.__dlpack_device__()
-
     q, k, v = tensors(np.float32, (1, 9, 2, 16), (1, 9, 2, 16), (1, 9, 2, 16))
     assert np.array_equal(flashstrata.attention(Other(q), Other(k), Other(v)), flashstrata.attention(q, k, v))
 
@@ -68,6 +73,25 @@ def test_refusals_name_the_argument():
         flashstrata.attention(q, k, v[0])
     with pytest.raises(TypeError, match="list"):
         flashstrata.attention(q.tolist(), k, v)
+
+
+def test_what_numpy_would_misread_is_refused():
+    q, k, v = tensors(np.float32, (1, 9, 2, 16), (1, 9, 2, 16), (1, 9, 2, 16))
+    swapped = [x.astype(x.dtype.newbyteorder()) for x in (q, k, v)]
+    for arguments, name in ((swapped, "q"), ((q, swapped[1], v), "k"), ((q, k, swapped[2]), "v")):
+        with pytest.raises(ValueError, match=f"{name} is float32 .*native byte order"):
+            flashstrata.attention(*arguments)
+    with pytest.raises(ValueError, match="q is .*Other.*native byte order"):
+        flashstrata.attention(*map(Other, swapped))
+    with pytest.raises(ValueError, match="k is a masked array"):
+        flashstrata.attention(q, np.ma.masked_less(k, 0), v)
+
+
+def test_bfloat16_that_numpy_cannot_read_is_refused():
+    torch = pytest.importorskip("torch")
+    zeros = Other(torch.zeros(1, 9, 2, 16, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="q is .*Other.*must be float16 or float32"):
+        flashstrata.attention(zeros, zeros, zeros)
 
 
 class Recorder:

@@ -80,6 +80,8 @@ def test_wrong_sizes_and_names_are_named():
         device.plan("1x1x8x8", stratum="v9")
     with pytest.raises(ValueError, match="RTX 9999"):
         flashstrata.Device.emulated("RTX 9999")
+    with pytest.raises(ValueError, match="H200.*emulated"):
+        device.synchronize(0)
 
 
 def test_a_forked_process_computes():
