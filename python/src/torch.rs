@@ -30,7 +30,6 @@ pub(crate) struct Torch {
     /// Functions of a shape, strides and a type that make a tensor on the processor, and on the current GPU.
     empty_on_cpu: Py<PyAny>,
     empty_on_gpu: Py<PyAny>,
-    current_gpu: Py<PyAny>,
     float32: Py<PyAny>,
     float16: Py<PyAny>,
     bfloat16: Py<PyAny>,
@@ -82,8 +81,6 @@ impl Torch {
             modes: internal.getattr("_len_torch_dispatch_stack")?.unbind(),
             tracing: internal.getattr("_get_tracing_state")?.unbind(),
             transforms: internal.getattr("_functorch")?.getattr("peek_interpreter_stack")?.unbind(),
-            // Torch built for the processor has none.
-            current_gpu: internal.getattr_opt("_cuda_getDevice")?.unwrap_or_else(|| py.None().into_bound(py)).unbind(),
             float32: torch.getattr("float32")?.unbind(),
             float16: torch.getattr("float16")?.unbind(),
             bfloat16: torch.getattr("bfloat16")?.unbind(),
@@ -125,9 +122,6 @@ impl Torch {
         };
         let on = reader.q.device;
         let is_gpu = on.0 == CUDA;
-        if is_gpu && self.current_gpu.call0(py)?.extract::<i32>(py)? != on.1 {
-            return Ok(None);
-        }
         let device = self.device(py, on)?;
         let device = device.get();
         let kept = device.kept(py, &key)?;
@@ -135,12 +129,14 @@ impl Torch {
 
         let rank = key.rank();
         let (out, at_out) = self.empty(py, is_gpu, &kept.out, &key.out_shape()[..rank], key.dtype.out())?;
+        // It is of the current GPU, which q need not be on.
+        let Some(at_out) = at_out.filter(|view| view.device == on).map(|view| view.address) else { return Ok(None) };
         let lse_bytes = kept.attention.lse_bytes();
         let shape = key.q.shape;
         let lse_shape: &[usize] = if rank == 3 { &[shape[1], shape[0]] } else { &[shape[0], shape[2], shape[1]] };
         let (lse, at_lse) = if with_lse || !is_gpu || lse_bytes > UNREAD_BYTES {
-            let (lse, at) = self.empty(py, is_gpu, &kept.lse, lse_shape, Dtype::F32)?;
-            (Some(lse), at)
+            let (lse, view) = self.empty(py, is_gpu, &kept.lse, lse_shape, Dtype::F32)?;
+            (Some(lse), view.map_or(0, |view| view.address))
         } else {
             (None, self.unread(py, &flow)?)
         };
@@ -354,7 +350,7 @@ impl Torch {
         Ok(opened)
     }
 
-    /// A new contiguous tensor and its address; `kept` holds what torch's function is called with.
+    /// A new contiguous tensor and where it is; `kept` holds what torch's function is called with.
     fn empty<'py>(
         &self,
         py: Python<'py>,
@@ -362,7 +358,7 @@ impl Torch {
         kept: &PyOnceLock<Py<PyTuple>>,
         shape: &[usize],
         dtype: Dtype,
-    ) -> PyResult<(Bound<'py, PyAny>, u64)> {
+    ) -> PyResult<(Bound<'py, PyAny>, Option<View>)> {
         let arguments = kept.get_or_try_init(py, || {
             let dtype = match dtype {
                 Dtype::F32 => &self.float32,
@@ -380,16 +376,14 @@ impl Torch {
         let tensor = function.bind(py).call1(arguments.bind(py))?;
         // SAFETY: torch's function returns a tensor of its own class.
         let view = unsafe { self.exchange.view(&tensor) };
-        let address = view.map_or(0, |view| view.address);
-        Ok((tensor, address))
+        Ok((tensor, view))
     }
 
     /// Where an `lse` of at most [`UNREAD_BYTES`] goes that nobody asked for.
     fn unread(&self, py: Python<'_>, flow: &Flow) -> PyResult<u64> {
         let unread = flow.unread.get_or_try_init(py, || {
-            let (tensor, address) =
-                self.empty(py, true, &PyOnceLock::new(), &[UNREAD_BYTES as usize / 4], Dtype::F32)?;
-            Ok::<_, PyErr>((tensor.unbind(), address))
+            let (tensor, view) = self.empty(py, true, &PyOnceLock::new(), &[UNREAD_BYTES as usize / 4], Dtype::F32)?;
+            Ok::<_, PyErr>((tensor.unbind(), view.map_or(0, |view| view.address)))
         })?;
         Ok(unread.1)
     }
