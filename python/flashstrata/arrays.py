@@ -15,12 +15,12 @@ _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 
 
 @functools.lru_cache(maxsize=None)
-def _gpu(ordinal: int) -> Device:
+def gpu(ordinal: int) -> Device:
     return Device(ordinal)
 
 
 @functools.lru_cache(maxsize=None)
-def _cpu() -> Device:
+def cpu() -> Device:
     return Device.cpu()
 
 
@@ -111,14 +111,14 @@ def _on_cpu(q: Any, k: Any, v: Any, options: tuple) -> tuple[Any, Any]:
             raise ValueError(f"{name} is {type(array)}, which NumPy cannot read ({error}): it must be {allowed}") from error
 
     arrays = (own("q", q), own("k", k), own("v", v))
-    return _start(numpy, _cpu(), 0, arrays, options, lambda array: array.__array_interface__)
+    return _start(numpy, cpu(), 0, arrays, options, lambda array: array.__array_interface__)
 
 
 def _by_cupy(q: Any, k: Any, v: Any, ordinal: int, options: tuple) -> tuple[Any, Any]:
     cupy = sys.modules["cupy"]
     with cupy.cuda.Device(ordinal):
         stream = cupy.cuda.get_current_stream().ptr
-        return _start(cupy, _gpu(ordinal), stream, (q, k, v), options, lambda array: array.__cuda_array_interface__)
+        return _start(cupy, gpu(ordinal), stream, (q, k, v), options, lambda array: array.__cuda_array_interface__)
 
 
 def _by_jax(q: Any, k: Any, v: Any, ordinal: int, options: tuple) -> tuple[Any, Any]:
@@ -136,7 +136,7 @@ def _by_jax(q: Any, k: Any, v: Any, ordinal: int, options: tuple) -> tuple[Any, 
         ascontiguousarray = staticmethod(lambda array: array)
 
     jax.block_until_ready((q, k, v))
-    device = _gpu(ordinal)
+    device = gpu(ordinal)
     result = _start(Library, device, 0, (q, k, v), options, lambda array: array.__cuda_array_interface__)
     device.synchronize(0)
     return result

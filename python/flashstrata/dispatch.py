@@ -7,13 +7,13 @@ cache_batch_idx, cache_leftpad, block_table, rotary_interleaved, num_splits)``; 
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from flashstrata._flashstrata import Device, Torch
+from flashstrata._flashstrata import Torch
+from flashstrata.arrays import cpu, gpu
 
 Packed = Optional[Tuple[Tensor, Tensor, int, int]]
 Cache = Optional[Tuple[Any, ...]]
@@ -24,20 +24,10 @@ _SCALED = getattr(torch, "float8_e4m3fn", None)
 _DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", _SCALED: "e4m3"}
 
 
-@functools.lru_cache(maxsize=None)
-def _device(index: int) -> Device:
-    return Device(index)
-
-
-@functools.lru_cache(maxsize=None)
-def _cpu() -> Device:
-    return Device.cpu()
-
-
 def _short_way() -> Callable[..., Optional[tuple[Tensor, Optional[Tensor]]]]:
     """What takes calls of the common kind; where torch is too old for it, none is."""
     try:
-        return Torch(torch, lambda index: _cpu() if index is None else _device(index)).forward
+        return Torch(torch, lambda index: cpu() if index is None else gpu(index)).forward
     except (AttributeError, ImportError, TypeError):
         return lambda *_: None
 
@@ -45,8 +35,25 @@ def _short_way() -> Callable[..., Optional[tuple[Tensor, Optional[Tensor]]]]:
 short = _short_way()
 
 
-def refuse(dropout_p: float, q: Tensor, alike: dict[str, Tensor], others: dict[str, Any]) -> None:
-    """What is not there yet, and what cannot be; ``alike`` are to be of q's device and type, ``others`` may be None."""
+def checked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alibi_slopes: Optional[Tensor],
+    packed: Packed = None,
+    cache: Cache = None,
+    descales: Descales = None,
+    dropout_p: float = 0.0,
+) -> list[Tensor]:
+    """The tensors of a call; what is not there yet, and what cannot be, is said."""
+    names = ("k", "v") if cache is None or packed is not None else ("k_cache", "v_cache")
+    alike, others = dict(zip(names, (k, v))), {"alibi_slopes": alibi_slopes, **named(descales)}
+    if packed is not None:
+        others |= {"cu_seqlens_q": packed[0], "cu_seqlens_k": packed[1]}
+    if cache is not None:
+        new = zip(("k", "v", "rotary_cos", "rotary_sin"), cache[:4])
+        alike |= {name: tensor for name, tensor in new if tensor is not None}
+        others |= dict(zip(("cache_seqlens", "cache_batch_idx", "cache_leftpad", "block_table"), cache[4:8]))
     if dropout_p != 0.0:
         raise NotImplementedError(f"dropout_p is {dropout_p}: dropout is not supported yet, it must be 0.0")
     given = {"q": q, **alike, **{name: other for name, other in others.items() if other is not None}}
@@ -66,6 +73,7 @@ def refuse(dropout_p: float, q: Tensor, alike: dict[str, Tensor], others: dict[s
         raise ValueError(f"q is {q.dtype}: it must be float16, bfloat16, float32 or float8_e4m3fn")
     if q.dtype == _SCALED and q.device.type == "cpu":
         raise NotImplementedError(f"q is {q.dtype} on the CPU: 8-bit tensors are computed on GPUs alone")
+    return list(given.values())
 
 
 def window(causal: bool, window_size: Tuple[int, int]) -> tuple[int, int]:
@@ -78,10 +86,10 @@ _tracing = torch._C._get_tracing_state
 _transforms = torch._C._functorch.peek_interpreter_stack
 
 
-def is_traced(*tensors: Optional[Tensor]) -> bool:
+def is_traced(tensors: list[Tensor]) -> bool:
     """Whether a call is to go by torch's operators: a compiler, a mode, a tracer or a transform looks on at each, or a tensor is of a
     class with an idea of its own of them. The short way knows of these too, but for the compiler."""
-    plain = (torch.Tensor, torch.nn.Parameter, type(None))
+    plain = (torch.Tensor, torch.nn.Parameter)
     is_watched = torch.compiler.is_compiling() or _modes() > 0 or _tracing() is not None or _transforms() is not None
     return is_watched or any(type(tensor) not in plain for tensor in tensors)
 
@@ -124,11 +132,6 @@ def _address(tensor: Optional[Tensor]) -> Optional[int]:
     return None if tensor is None else _start(tensor)
 
 
-def _like_q(name: str, tensor: Tensor, q: Tensor) -> None:
-    if tensor.device != q.device or tensor.dtype != q.dtype:
-        raise ValueError(f"{name} is {tensor.dtype} on {tensor.device}: q is {q.dtype} on {q.device}")
-
-
 def _checked_slopes(alibi_slopes: Optional[Tensor], q: Tensor, batch: int) -> Optional[Tensor]:
     if alibi_slopes is None:
         return None
@@ -165,12 +168,9 @@ def _checked_cache(q: Tensor, batch: int, k_cache: Tensor, v_cache: Tensor, cach
         for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
             if 0 in (stride for stride, extent in zip(tensor.stride(), tensor.shape) if extent > 1):
                 raise ValueError(f"{name} has strides {tensor.stride()}: elements of a cache that is written must not share memory")
-        _like_q("k", k, q)
-        _like_q("v", v, q)
         k, v = _last_contiguous(k), _last_contiguous(v)
     if cos is not None:
         for name, tensor in (("rotary_cos", cos), ("rotary_sin", sin)):
-            _like_q(name, tensor, q)
             if tensor.dim() != 2 or tensor.shape != cos.shape:
                 raise ValueError(
                     f"{name} has shape {tuple(tensor.shape)}: rotary_cos and rotary_sin must both be (positions, rotary_dim / 2)"
@@ -192,9 +192,9 @@ def _cache_arguments(cache: tuple[Any, ...]) -> dict[str, Any]:
         "seqlens": _address(seqlens),
         "leftpad": _address(leftpad),
         "batch_idx": _address(batch_idx),
-        "table": None if block_table is None else (block_table.data_ptr(), block_table.shape[1]),
+        "table": None if block_table is None else (_start(block_table), block_table.shape[1]),
         "new": None if k is None else (_memory(k), _memory(v)),
-        "rotary": None if cos is None else (cos.data_ptr(), sin.data_ptr(), 2 * cos.shape[1], interleaved, cos.shape[0]),
+        "rotary": None if cos is None else (_start(cos), _start(sin), 2 * cos.shape[1], interleaved, cos.shape[0]),
         "splits": splits,
     }
 
@@ -244,7 +244,7 @@ def forward(
                 "both must be (batch + 1,)"
             )
         batch, lse_shape = cu_seqlens_q.numel() - 1, (shape[1], shape[0])
-        where = (cu_seqlens_q.data_ptr(), cu_seqlens_k.data_ptr(), batch, int(max_seqlen_q), int(max_seqlen_k))
+        where = (_start(cu_seqlens_q), _start(cu_seqlens_k), batch, int(max_seqlen_q), int(max_seqlen_k))
     if cache is None:
         k, v = _last_contiguous(k), _last_contiguous(v)
     else:
@@ -254,9 +254,9 @@ def forward(
     out = q.new_empty((*shape[:-1], v.shape[-1]), dtype=_out_dtype(q))
     lse = torch.empty(lse_shape, dtype=torch.float32, device=device)
     if device.type == "cuda":
-        computer, stream = _device(device.index), torch._C._cuda_getCurrentRawStream(device.index)
+        computer, stream = gpu(device.index), torch._C._cuda_getCurrentRawStream(device.index)
     else:
-        computer, stream = _cpu(), 0
+        computer, stream = cpu(), 0
     computer.forward(
         stream,
         _DTYPES[q.dtype],
@@ -273,7 +273,7 @@ def forward(
         where,
         stratum,
         None if cache is None else _cache_arguments(cache),
-        None if descales is None else [descale.data_ptr() for descale in descales],
+        None if descales is None else [_start(descale) for descale in descales],
     )
     return out, lse
 
@@ -304,7 +304,7 @@ def _attend(
     result = short(q, k, v, *options, packed, True, cache, descales)
     if result is not None:
         return result
-    refuse(0.0, q, {"k": k, "v": v}, {"alibi_slopes": options[-1], **named(descales)})
+    checked(q, k, v, options[-1], packed, cache, descales)
     return forward(q, k, v, *options, packed, cache, descales)
 
 

@@ -54,9 +54,9 @@ def flash_attn_func(
         )
         if result is not None:
             return (*result, None) if return_attn_probs else result[0]
-    dispatch.refuse(dropout_p, q, {"k": k, "v": v}, {"alibi_slopes": alibi_slopes, **dispatch.named(descales)})
+    tensors = dispatch.checked(q, k, v, alibi_slopes, None, None, descales, dropout_p)
     options = (softmax_scale, left, right, softcap, alibi_slopes)
-    if dispatch.is_traced(q, k, v, alibi_slopes, q_descale, k_descale, v_descale):
+    if dispatch.is_traced(tensors):
         out, lse = dispatch.forward_op(q, k, v, *options, q_descale, k_descale, v_descale)
     else:
         out, lse = dispatch.forward(q, k, v, *options, descales=descales)
@@ -135,11 +135,9 @@ def flash_attn_varlen_func(
         )
         if result is not None:
             return (*result, None) if return_attn_probs else result[0]
-    others = {"alibi_slopes": alibi_slopes, "block_table": block_table, **dispatch.named(descales)}
-    offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    dispatch.refuse(dropout_p, q, {"k": k, "v": v}, {**offsets, **others})
+    tensors = dispatch.checked(q, k, v, alibi_slopes, packed, pages, descales, dropout_p)
     options = (softmax_scale, left, right, softcap, alibi_slopes)
-    if dispatch.is_traced(q, k, v, *offsets.values(), *others.values()):
+    if dispatch.is_traced(tensors):
         out, lse = dispatch.varlen_forward_op(
             q, k, v, *packed, block_table, *options, q_descale, k_descale, v_descale
         )

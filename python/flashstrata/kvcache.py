@@ -69,11 +69,8 @@ def flash_attn_with_kvcache(
     if not torch.compiler.is_compiling():
         result = dispatch.short(q, k_cache, v_cache, *options, None, return_softmax_lse, cache)
     if result is None:
-        alike = {"k": k, "v": v, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
-        alike = {"k_cache": k_cache, "v_cache": v_cache, **{name: one for name, one in alike.items() if one is not None}}
-        lists = dict(zip(("cache_seqlens", "cache_batch_idx", "cache_leftpad", "block_table"), places))
-        dispatch.refuse(0.0, q, alike, {"alibi_slopes": alibi_slopes, **lists})
-        if not dispatch.is_traced(q, k_cache, v_cache, *new, *places, alibi_slopes):
+        tensors = dispatch.checked(q, k_cache, v_cache, alibi_slopes, None, cache)
+        if not dispatch.is_traced(tensors):
             result = dispatch.forward(q, k_cache, v_cache, *options, None, cache)
         elif k is None:
             result = dispatch.cache_forward_op(q, k_cache, v_cache, *places, num_splits, *options)

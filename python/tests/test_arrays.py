@@ -151,7 +151,7 @@ def test_cupy_goes_to_its_current_stream(monkeypatch):
 
     cuda = types.SimpleNamespace(Device=On, get_current_stream=lambda: types.SimpleNamespace(ptr=77))
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda, empty=empty, float32=np.float32))
-    monkeypatch.setattr(arrays, "_gpu", lambda ordinal: {3: recorder}[ordinal])
+    monkeypatch.setattr(arrays, "gpu", lambda ordinal: {3: recorder}[ordinal])
     (kv,) = tensors(np.float16, (1, 20, 2, 2, 16))
     (q,) = tensors(np.float16, (1, 10, 4, 16))
     out, lse = flashstrata.attention(array(q), array(kv[:, :, 0]), array(kv[:, :, 1]), causal=True, return_lse=True)
@@ -173,7 +173,7 @@ def test_jax_is_waited_for(monkeypatch):
     numpy = types.SimpleNamespace(float32=np.float32, zeros=lambda shape, dtype: array(np.zeros(shape, dtype)))
     jax = types.SimpleNamespace(numpy=numpy, block_until_ready=wait, device_put=lambda what, _: what)
     monkeypatch.setitem(sys.modules, "jax", jax)
-    monkeypatch.setattr(arrays, "_gpu", lambda _: recorder)
+    monkeypatch.setattr(arrays, "gpu", lambda _: recorder)
     q, k, v = map(array, tensors(np.float32, (1, 9, 2, 16), (1, 9, 2, 16), (1, 9, 2, 16)))
     out = flashstrata.attention(q, k, v)
     assert out.shape == (1, 9, 2, 16) and waited[0] == (q, k, v)
