@@ -8,7 +8,7 @@ use emulator::{Counters, Level, Pipe};
 use kernels::Problem;
 use serde::{Deserialize, Serialize};
 
-use crate::evidence::{Evidence, LaunchEvidence};
+use crate::evidence::{Evidence, LaunchEvidence, Place};
 use crate::findings::Finding;
 use crate::probe::Explanation;
 use crate::registers::RegisterSource;
@@ -239,6 +239,20 @@ pub struct LineRecord {
     pub counters: Counters,
 }
 
+impl LineRecord {
+    /// The lines of what the emulator counted.
+    pub(crate) fn all(evidence: &Evidence) -> Vec<Self> {
+        let lines = evidence.by_line(Level::Merged).into_iter();
+        let line = |(place, counters): (Place, Counters)| Self {
+            file: place.file,
+            line: place.line,
+            instruction: None,
+            counters,
+        };
+        lines.map(line).collect()
+    }
+}
+
 /// How a result compares with the reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Accuracy {
@@ -288,11 +302,7 @@ impl Record {
             measured_tflops: None,
             measured_on: None,
             launches: evidence.launches.iter().map(LaunchRecord::of).collect(),
-            lines: evidence
-                .by_line(Level::Merged)
-                .into_iter()
-                .map(|(place, counters)| LineRecord { file: place.file, line: place.line, instruction: None, counters })
-                .collect(),
+            lines: LineRecord::all(evidence),
             findings,
             explanations: Vec::new(),
         }

@@ -181,12 +181,7 @@ impl Probed {
         let launch = counted.map(|counted| counted.launch());
         let dims = |[x, y, z]: [u32; 3]| format!("{x}x{y}x{z}");
         let buffer = about.arguments.iter().find_map(|argument| argument.strip_prefix("buf:")?.split(':').next());
-        let lines = counted.map(|counted| {
-            let lines = counted.evidence.by_line(Level::Merged).into_iter();
-            lines
-                .map(|(place, counters)| LineRecord { file: place.file, line: place.line, instruction: None, counters })
-                .collect()
-        });
+        let lines = counted.map(|counted| LineRecord::all(&counted.evidence));
         ProbeRecord {
             kernel: about.kernel.clone(),
             file: about.file.display().to_string(),
