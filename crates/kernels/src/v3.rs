@@ -843,6 +843,17 @@ struct Consumer<'a> {
     never: Reg<Pred>,
 }
 
+/// Keys of a block that some queries do not see.
+#[derive(Clone, Copy)]
+enum Hide {
+    /// There are none.
+    Nothing,
+    /// There are some.
+    Some,
+    /// There are where the block is at a border.
+    AtBorder,
+}
+
 /// A warpgroup that computes, and where `maps` are given loads as well.
 fn consume(k: &mut KernelBuilder, cta: &Cta, results: &Results, maps: Option<[TensorMapParam; 3]>) {
     let consumer = Consumer::new(k, cta, results, maps);
@@ -1053,6 +1064,15 @@ impl<'a> Consumer<'a> {
         let work = tile.work;
         let config = self.cta.config;
         let bounded_right = config.causal || config.window;
+        if config.softcap {
+            // A score is so many instructions that a driver compiles three loops of them for more than a second.
+            let end = |k: &mut KernelBuilder| match work.lowest {
+                Some(lowest) => k.setp(Compare::Gt, block, lowest),
+                None => k.setp(Compare::Gt, block, 0),
+            };
+            k.while_(end, |k| self.block(k, tile, block, if bounded_right { Hide::AtBorder } else { Hide::Nothing }));
+            return;
+        }
         if bounded_right {
             k.while_(
                 |k| {
@@ -1062,7 +1082,7 @@ impl<'a> Consumer<'a> {
                     };
                     k.setp(Compare::Gt, block, border)
                 },
-                |k| self.block(k, tile, block, true),
+                |k| self.block(k, tile, block, Hide::Some),
             );
         }
         k.while_(
@@ -1073,15 +1093,15 @@ impl<'a> Consumer<'a> {
                 }
                 _ => k.setp(Compare::Gt, block, 0),
             },
-            |k| self.block(k, tile, block, false),
+            |k| self.block(k, tile, block, Hide::Nothing),
         );
         if let Some(lowest) = work.lowest {
-            k.while_(|k| k.setp(Compare::Gt, block, lowest), |k| self.block(k, tile, block, true));
+            k.while_(|k| k.setp(Compare::Gt, block, lowest), |k| self.block(k, tile, block, Hide::Some));
         }
     }
 
     /// The next block: its scores beside the product with the values of the one before.
-    fn block(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, masked: bool) {
+    fn block(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, hide: Hide) {
         let config = self.cta.config;
         k.sub_to(block, block, 1);
         self.in_turn(k, |k| {
@@ -1093,8 +1113,10 @@ impl<'a> Consumer<'a> {
         k.wgmma_wait(self.beside());
         self.scored(k, tile.work, block);
         self.modify(k, tile, block);
-        if masked {
-            self.hide(k, tile.work, block);
+        match hide {
+            Hide::Nothing => {}
+            Hide::Some => self.hide(k, tile.work, block),
+            Hide::AtBorder => self.hide_at_border(k, tile.work, block),
         }
         let rescale = self.state.absorb(k, &self.scores, !config.causal && !config.window && !config.alibi);
         k.wgmma_wait(0);
