@@ -361,6 +361,8 @@ pub struct RowState {
     scale: Reg<F32>,
     /// The exponent of the largest score.
     top: f32,
+    /// By how much exponents may be larger: maxima stay as they are for so long.
+    slack: f32,
 }
 
 impl RowState {
@@ -368,7 +370,12 @@ impl RowState {
     /// exponentials are `2^top` times as large as they would be.
     #[track_caller]
     pub fn new(k: &mut KernelBuilder, scale: Reg<F32>, top: f32) -> Self {
-        Self { max: [k.reg(), k.reg()], sum: [k.reg(), k.reg()], scale, top }
+        Self { max: [k.reg(), k.reg()], sum: [k.reg(), k.reg()], scale, top, slack: 0.0 }
+    }
+
+    /// One whose exponentials may become `2^slack` times as large before they are counted from another maximum.
+    pub fn with_slack(self, slack: f32) -> Self {
+        Self { slack, ..self }
     }
 
     /// Changes what scores are multiplied by, which must be a register of this state's own.
@@ -380,7 +387,7 @@ impl RowState {
     /// One that holds nothing yet, of scores that are to be multiplied by another scale.
     #[track_caller]
     pub fn another(&self, k: &mut KernelBuilder, scale: Reg<F32>) -> Self {
-        Self::new(k, scale, self.top)
+        Self::new(k, scale, self.top).with_slack(self.slack)
     }
 
     /// The state before any key.
@@ -459,7 +466,17 @@ impl RowState {
     fn raise_row(&self, k: &mut KernelBuilder, row: usize, largest: Reg<F32>, finite: bool) -> (Reg<F32>, Reg<F32>) {
         let max = self.max[row];
         let before = k.mov(max);
-        k.max_to(max, max, largest);
+        if self.slack > 0.0 {
+            let raised = k.max(max, largest);
+            let growth = k.sub(raised, max);
+            let growth = k.mul(growth, self.scale);
+            // Of a row that has seen no key the maximum is minus infinity: any growth from there is more, and none is NaN.
+            let grows = k.setp(Compare::Gt, growth, self.slack);
+            let raised = k.selp(raised, max, grows);
+            k.mov_to(max, raised);
+        } else {
+            k.max_to(max, max, largest);
+        }
         (before, if finite { max } else { finite_max(k, max) })
     }
 

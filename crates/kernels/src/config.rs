@@ -30,11 +30,13 @@ pub enum Technique {
     Turns,
     /// Exponentials beside the product with the values of the block before.
     Overlap,
+    /// Outputs that are rescaled where a row's maximum has grown by a factor of 256, not at each that is larger.
+    Slack,
 }
 
 impl Technique {
     /// All of them.
-    pub const ALL: [Technique; 3] = [Technique::Producer, Technique::Turns, Technique::Overlap];
+    pub const ALL: [Technique; 4] = [Technique::Producer, Technique::Turns, Technique::Overlap, Technique::Slack];
 }
 
 impl fmt::Display for Technique {
@@ -43,6 +45,7 @@ impl fmt::Display for Technique {
             Technique::Producer => "producer",
             Technique::Turns => "turns",
             Technique::Overlap => "overlap",
+            Technique::Slack => "slack",
         })
     }
 }
@@ -65,6 +68,8 @@ pub struct Without {
     pub turns: bool,
     /// [`Technique::Overlap`].
     pub overlap: bool,
+    /// [`Technique::Slack`].
+    pub slack: bool,
 }
 
 impl FromIterator<Technique> for Without {
@@ -73,6 +78,7 @@ impl FromIterator<Technique> for Without {
             Technique::Producer => Self { producer: true, ..without },
             Technique::Turns => Self { turns: true, ..without },
             Technique::Overlap => Self { overlap: true, ..without },
+            Technique::Slack => Self { slack: true, ..without },
         })
     }
 }

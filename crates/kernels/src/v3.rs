@@ -854,6 +854,9 @@ enum Hide {
     AtBorder,
 }
 
+/// By how much exponents may be larger than those of the maximum that they are counted from: 16-bit weights are far from their largest.
+const SLACK: f32 = 8.0;
+
 /// A warpgroup that computes, and where `maps` are given loads as well.
 fn consume(k: &mut KernelBuilder, cta: &Cta, results: &Results, maps: Option<[TensorMapParam; 3]>) {
     let consumer = Consumer::new(k, cta, results, maps);
@@ -916,7 +919,11 @@ impl<'a> Consumer<'a> {
                 let scale = k.reg();
                 RowState::new(k, scale, TOP)
             } else {
-                RowState::new(k, cta.scores.to_exponent, 0.0)
+                RowState::new(k, cta.scores.to_exponent, 0.0).with_slack(if cta.config.without.slack {
+                    0.0
+                } else {
+                    SLACK
+                })
             },
             always: k.mov_p(true),
             never: k.mov_p(false),
@@ -1122,7 +1129,14 @@ impl<'a> Consumer<'a> {
         k.wgmma_wait(0);
         self.valued(k);
         self.scores.narrow_to(k, config.dtype, &self.p);
-        self.out.scale_rows(k, rescale);
+        if config.without.slack || config.dtype.is_scaled() {
+            self.out.scale_rows(k, rescale);
+        } else {
+            let changes = k.setp(Compare::Ne, rescale[0], 1.0);
+            let changes = k.setp_or(Compare::Ne, rescale[1], 1.0, changes);
+            let changes = k.vote_any(changes);
+            k.if_(changes, |k| self.out.scale_rows(k, rescale));
+        }
         self.ask_for_block(k, tile.work, block);
     }
 

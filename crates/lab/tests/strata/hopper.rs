@@ -87,7 +87,7 @@ fn techniques_left_out() {
     let tiles = [(64, 64), (128, 64), (192, 48)];
     for (index, (seqlen_q, seqlen_k)) in lengths.into_iter().enumerate() {
         for mask in [Mask::FULL, Mask::CAUSAL, Mask::window(130, -20)] {
-            for left_out in 1..8usize {
+            for left_out in 1..16usize {
                 let without = Technique::ALL.into_iter().filter(|&part| left_out >> part as usize & 1 == 1).collect();
                 let (block_q, block_kv) = tiles[(index + left_out) % tiles.len()];
                 let tiles = Some(Tiles { block_q, block_kv, threads: 2 * block_q + 128 });
