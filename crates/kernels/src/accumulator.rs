@@ -282,6 +282,27 @@ pub struct OutRows {
 }
 
 impl OutRows {
+    /// Stores zeros.
+    #[track_caller]
+    pub fn clear(&self, k: &mut KernelBuilder, quad: Quad) {
+        k.at(Location::caller(), |k| {
+            let bytes = self.dtype.bytes() as u32;
+            let at_once = self.vector.min(16 / bytes);
+            let zeros = Words::zero(k, self.dtype, at_once as usize);
+            let column = k.mul(quad.place, at_once);
+            k.while_(
+                |k| k.setp(Compare::Lt, column, self.columns),
+                |k| {
+                    for row in 0..2 {
+                        let place = k.mad_wide(column, bytes, self.rows[row]);
+                        k.when(self.inside[row], |k| zeros.store(k, Pointer::at(place)));
+                    }
+                    k.add_to(column, column, 4 * at_once);
+                },
+            );
+        });
+    }
+
     /// Stores two columns, from `first + column` on, at `place` and `first` further; those past the end are left out.
     fn store_two(
         &self,

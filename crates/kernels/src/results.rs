@@ -127,7 +127,10 @@ impl Results {
             }
             let (rows, lse_rows) = self.rows(k, schedule, row, place);
             store_lse(k, quad, &rows, lse_rows, lse);
-            self.store_out(k, quad, out, &rows, factors);
+            match self.interleaved {
+                false => out.store(k, quad, &rows, factors),
+                true => out.store_interleaved(k, quad, &rows, factors),
+            }
         });
     }
 
@@ -139,30 +142,13 @@ impl Results {
         schedule: &Schedule,
         (quad, row): (Quad, Reg<S32>),
         place: &Place,
-        columns: u32,
     ) {
         k.at(Location::caller(), |k| {
             let (rows, lse_rows) = self.rows(k, schedule, row, place);
             let none = k.mov(f32::NEG_INFINITY);
             store_lse(k, quad, &rows, lse_rows, [none; 2]);
-            let zero = k.mov(0.0);
-            let zeros = Accumulator { values: vec![zero; columns as usize / 2] };
-            self.store_out(k, quad, &zeros, &rows, [zero; 2]);
+            rows.clear(k, quad);
         });
-    }
-
-    fn store_out(
-        &self,
-        k: &mut KernelBuilder,
-        quad: Quad,
-        out: &Accumulator,
-        rows: &OutRows,
-        factors: PerRow<Reg<F32>>,
-    ) {
-        match self.interleaved {
-            false => out.store(k, quad, rows, factors),
-            true => out.store_interleaved(k, quad, rows, factors),
-        }
     }
 
     /// Where this thread's rows of the output and of the logarithms are.

@@ -100,12 +100,8 @@ impl Scores {
     #[track_caller]
     pub fn modify(&self, k: &mut KernelBuilder, scores: &Accumulator, alibi: Option<&Alibi>, key: Reg<S32>) {
         k.at(Location::caller(), |k| {
-            if let Some(Softcap { cap, factor }) = self.softcap {
-                for &score in &scores.values {
-                    k.mul_to(score, score, factor);
-                    let capped = tanh(k, score);
-                    k.mul_to(score, capped, cap);
-                }
+            if let Some(softcap) = self.softcap {
+                softcap.cap(k, &scores.values);
             } else if alibi.is_some() {
                 scores.values.iter().for_each(|&score| k.mul_to(score, score, self.scale));
             }
@@ -123,26 +119,29 @@ impl Scores {
     }
 }
 
-/// The hyperbolic tangent, to a few units in the last place: `tanh.approx` is good to 11 bits alone, which a cap multiplies.
-///
-/// `1 - 2 / (e^2x + 1)`, or near 0, where that cancels, the beginning of its series.
-#[track_caller]
-fn tanh(k: &mut KernelBuilder, x: Reg<F32>) -> Reg<F32> {
-    /// Where the next term of the series is less than a unit in the last place.
-    const NEAR: f32 = 0.25;
-    let exponent = k.mul(x, 2.0 * LOG2_E);
-    let power = k.ex2(exponent);
-    let sum = k.add(power, 1.0);
-    let inverse = k.rcp_approx(sum);
-    let far = k.fma(inverse, -2.0, 1.0);
-
-    let square = k.mul(x, x);
-    let coefficients: [f32; 4] = [-17.0 / 315.0, 2.0 / 15.0, -1.0 / 3.0, 0.0];
-    let mut series = k.mov::<F32>(62.0 / 2835.0);
-    for coefficient in coefficients {
-        series = k.fma(series, square, coefficient);
+impl Softcap {
+    /// Each product `s` becomes `cap tanh(s factor)`. `tanh.approx` is good to 11 bits alone, which the cap multiplies; this is off
+    /// by at most 2^-22 of the cap, and near 0 by as little of the score.
+    ///
+    /// `1 - 2 / (e^2x + 1)`, or near 0, where that cancels, the beginning of the series, `x - x^3 / 3`.
+    fn cap(self, k: &mut KernelBuilder, products: &[Reg<F32>]) {
+        /// Where the next term of the series, `2 x^5 / 15`, is as large as what cancelling costs.
+        const NEAR: f32 = 1.0 / 16.0;
+        let Self { cap, factor } = self;
+        let minus_twice = k.mul(cap, -2.0);
+        let minus_third = k.mul(cap, -1.0 / 3.0);
+        for &product in products {
+            let x = k.mul(product, factor);
+            let exponent = k.mul(x, 2.0 * LOG2_E);
+            let power = k.ex2(exponent);
+            let sum = k.add(power, 1.0);
+            let inverse = k.rcp_approx(sum);
+            let far = k.fma(inverse, minus_twice, cap);
+            let square = k.mul(x, x);
+            let slope = k.fma(square, minus_third, cap);
+            let near = k.mul(x, slope);
+            let is_near = k.setp(Compare::Lt, square, NEAR * NEAR);
+            k.selp_to(product, near, far, is_near);
+        }
     }
-    let near = k.fma(series, x, x);
-    let is_near = k.setp(Compare::Lt, square, NEAR * NEAR);
-    k.selp(near, far, is_near)
 }

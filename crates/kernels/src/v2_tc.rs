@@ -260,9 +260,7 @@ pub fn v2_tc(config: &Config) -> Result<Program, KernelError> {
         nothing,
         |k| {
             for fragment in &warp.fragments {
-                let columns = fragment.out.columns();
-                let rows = (warp.quad, fragment.row);
-                results.store_nothing(k, &schedule, rows, &Place::of(&work), columns);
+                results.store_nothing(k, &schedule, (warp.quad, fragment.row), &Place::of(&work));
             }
         },
         |k| {

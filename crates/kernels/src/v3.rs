@@ -843,17 +843,6 @@ struct Consumer<'a> {
     never: Reg<Pred>,
 }
 
-/// Keys of a block that some queries do not see.
-#[derive(Clone, Copy)]
-enum Hide {
-    /// There are none.
-    Nothing,
-    /// There are some.
-    Some,
-    /// There are where the block is at a border.
-    AtBorder,
-}
-
 /// By how much exponents may be larger than those of the maximum that they are counted from: 16-bit weights are far from their largest.
 const SLACK: f32 = 8.0;
 
@@ -939,9 +928,13 @@ impl<'a> Consumer<'a> {
         let under_way = k.mov_p(false);
         let place = Place::new(k, self.cta.config);
         k.while_(
-            |k| k.setp(Compare::Lt, tile, schedule.tiles),
+            |k| k.setp_or(Compare::Lt, tile, schedule.tiles, under_way),
             |k| {
-                let work = schedule.work(k, tile);
+                let more = k.setp(Compare::Lt, tile, schedule.tiles);
+                // After the last tile its last product is left: of any tile, there is nothing to compute.
+                let last = k.sub(schedule.tiles, 1);
+                let of = k.min(tile, last);
+                let work = schedule.work(k, of);
                 let descales = self.cta.descales.as_ref().map(|descales| descales.of(k, &work));
                 let scores = match descales {
                     None => self.cta.scores,
@@ -952,6 +945,7 @@ impl<'a> Consumer<'a> {
                 };
                 let own_place = Place::of(&work).scaled(descales.map(|[.., v]| v));
                 let nothing = work.sees_nothing(k);
+                let nothing = k.and_p(nothing, more);
                 k.if_else(
                     nothing,
                     |k| self.store_nothing(k, &own_place),
@@ -959,26 +953,27 @@ impl<'a> Consumer<'a> {
                         let alibi = scores.alibi(k, schedule, &work, self.row);
                         let tile = Current { work: &work, scores, alibi };
                         let block = k.mov(work.last);
-                        k.if_else(
-                            under_way,
-                            |k| self.begin_beside(k, &tile, block, &place),
-                            |k| self.begin(k, &tile, block),
-                        );
-                        place.set(k, &own_place);
-                        self.out.clear(k);
-                        k.mov_p_to(under_way, true);
-                        self.other_blocks(k, &tile, block);
-                        self.queries.advance(k, self.at_queries);
+                        self.change(k, (under_way, &place), (more, &tile, block));
+                        k.mov_p_to(under_way, false);
+                        k.if_(more, |k| {
+                            k.mov_p_to(under_way, true);
+                            place.set(k, &own_place);
+                            self.out.clear(k);
+                            self.other_blocks(k, &tile, block);
+                            self.queries.advance(k, self.at_queries);
+                        });
                     },
                 );
                 if self.cta.config.dynamic {
-                    self.cta.next.wait_full(k, at_next);
-                    let from = number(k, self.cta, at_next);
-                    let next = k.ld::<U32, _>(from);
-                    let next = k.shfl_idx(next, 0);
-                    k.mov_to(tile, next);
-                    self.cta.next.release(k, at_next, self.leader);
-                    self.cta.next.advance(k, at_next);
+                    k.if_(more, |k| {
+                        self.cta.next.wait_full(k, at_next);
+                        let from = number(k, self.cta, at_next);
+                        let next = k.ld::<U32, _>(from);
+                        let next = k.shfl_idx(next, 0);
+                        k.mov_to(tile, next);
+                        self.cta.next.release(k, at_next, self.leader);
+                        self.cta.next.advance(k, at_next);
+                    });
                 } else {
                     k.add_to(tile, tile, ctas);
                 }
@@ -987,57 +982,56 @@ impl<'a> Consumer<'a> {
         if let Some(turns) = &self.turns {
             turns.finish(k);
         }
-        k.if_(under_way, |k| {
-            self.cta.values.wait_full(k, self.at_values);
-            self.add_values(k);
-            k.wgmma_wait(0);
-            self.store(k, &place, &self.state);
-        });
     }
 
-    /// The first block of the first tile.
-    fn begin(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
-        self.ask_for_tile(k, tile.work);
-        self.in_turn(k, |k| {
-            self.queries.wait_full(k, self.at_queries);
-            self.cta.keys.wait_full(k, self.at_keys);
-            self.score(k);
-        });
-        k.wgmma_wait(0);
-        self.scored(k, tile.work, block);
-        self.modify(k, tile, block);
-        self.hide_at_border(k, tile.work, block);
-        self.state.clear(k);
-        self.set_scale(k, tile);
-        self.state.absorb(k, &self.scores, false);
-        self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
-        self.ask_for_block(k, tile.work, block);
-    }
-
-    /// The first block of a tile, beside the last product of the one before, whose output is stored.
-    fn begin_beside(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, before: &Place) {
-        self.ask_for_tile(k, tile.work);
-        self.in_turn(k, |k| {
-            self.queries.wait_full(k, self.at_queries);
-            self.cta.keys.wait_full(k, self.at_keys);
-            self.score(k);
-            self.cta.values.wait_full(k, self.at_values);
-            self.add_values(k);
-        });
-        k.wgmma_wait(self.beside());
-        self.scored(k, tile.work, block);
-        self.modify(k, tile, block);
-        self.hide_at_border(k, tile.work, block);
+    /// From a tile, if there was one, to the next, if there is one: the first block of this beside the last product of that,
+    /// whose output is stored.
+    fn change(
+        &self,
+        k: &mut KernelBuilder,
+        (under_way, before): (Reg<Pred>, &Place),
+        (more, tile, block): (Reg<Pred>, &Current, Reg<S32>),
+    ) {
         let state = self.state.another(k, tile.scores.to_exponent);
         state.clear(k);
-        state.absorb(k, &self.scores, false);
+        k.if_else(
+            more,
+            |k| {
+                self.ask_for_tile(k, tile.work);
+                self.in_turn(k, |k| {
+                    self.queries.wait_full(k, self.at_queries);
+                    self.cta.keys.wait_full(k, self.at_keys);
+                    self.score(k);
+                    k.wgmma_commit();
+                    k.if_(under_way, |k| {
+                        self.cta.values.wait_full(k, self.at_values);
+                        self.add_values(k);
+                    });
+                    k.wgmma_commit();
+                });
+                k.wgmma_wait(self.beside());
+                self.scored(k, tile.work, block);
+                self.modify(k, tile, block);
+                self.hide_at_border(k, tile.work, block);
+                state.absorb(k, &self.scores, false);
+            },
+            |k| {
+                self.cta.values.wait_full(k, self.at_values);
+                self.add_values(k);
+                k.wgmma_commit();
+            },
+        );
         k.wgmma_wait(0);
-        self.valued(k);
-        self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
-        self.store(k, before, &self.state);
-        self.state.set(k, &state);
-        self.set_scale(k, tile);
-        self.ask_for_block(k, tile.work, block);
+        k.if_(under_way, |k| {
+            self.valued(k);
+            self.store(k, before, &self.state);
+        });
+        k.if_(more, |k| {
+            self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
+            self.state.set(k, &state);
+            self.set_scale(k, tile);
+            self.ask_for_block(k, tile.work, block);
+        });
     }
 
     /// Products that are left to run beside exponentials.
@@ -1066,64 +1060,30 @@ impl<'a> Consumer<'a> {
         }
     }
 
-    /// The blocks of a tile after its first, from the last down: those at a border masked, the others not.
+    /// The blocks of a tile after its first, from the last down.
+    ///
+    /// One loop for those at a border and the others: where masked ones had their own, a driver took twice as long to compile.
     fn other_blocks(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
-        let work = tile.work;
-        let config = self.cta.config;
-        let bounded_right = config.causal || config.window;
-        if config.softcap {
-            // A score is so many instructions that a driver compiles three loops of them for more than a second.
-            let end = |k: &mut KernelBuilder| match work.lowest {
-                Some(lowest) => k.setp(Compare::Gt, block, lowest),
-                None => k.setp(Compare::Gt, block, 0),
-            };
-            k.while_(end, |k| self.block(k, tile, block, if bounded_right { Hide::AtBorder } else { Hide::Nothing }));
-            return;
-        }
-        if bounded_right {
-            k.while_(
-                |k| {
-                    let border = match work.lowest {
-                        None => work.right_border,
-                        Some(lowest) => k.max(work.right_border, lowest),
-                    };
-                    k.setp(Compare::Gt, block, border)
-                },
-                |k| self.block(k, tile, block, Hide::Some),
-            );
-        }
-        k.while_(
-            |k| match (work.left_border, work.lowest) {
-                (Some(border), Some(lowest)) => {
-                    let border = k.max(border, lowest);
-                    k.setp(Compare::Gt, block, border)
-                }
-                _ => k.setp(Compare::Gt, block, 0),
-            },
-            |k| self.block(k, tile, block, Hide::Nothing),
-        );
-        if let Some(lowest) = work.lowest {
-            k.while_(|k| k.setp(Compare::Gt, block, lowest), |k| self.block(k, tile, block, Hide::Some));
-        }
+        k.while_(|k| k.setp(Compare::Gt, block, tile.work.first_block()), |k| self.block(k, tile, block));
     }
 
     /// The next block: its scores beside the product with the values of the one before.
-    fn block(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, hide: Hide) {
+    fn block(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
         let config = self.cta.config;
         k.sub_to(block, block, 1);
         self.in_turn(k, |k| {
             self.cta.keys.wait_full(k, self.at_keys);
             self.score(k);
+            k.wgmma_commit();
             self.cta.values.wait_full(k, self.at_values);
             self.add_values(k);
+            k.wgmma_commit();
         });
         k.wgmma_wait(self.beside());
         self.scored(k, tile.work, block);
         self.modify(k, tile, block);
-        match hide {
-            Hide::Nothing => {}
-            Hide::Some => self.hide(k, tile.work, block),
-            Hide::AtBorder => self.hide_at_border(k, tile.work, block),
+        if config.causal || config.window {
+            self.hide_at_border(k, tile.work, block);
         }
         let rescale = self.state.absorb(k, &self.scores, !config.causal && !config.window && !config.alibi);
         k.wgmma_wait(0);
@@ -1226,7 +1186,6 @@ impl<'a> Consumer<'a> {
     /// The output of a tile of which no query sees a key: zeros, and minus infinity.
     fn store_nothing(&self, k: &mut KernelBuilder, place: &Place) {
         let cta = self.cta;
-        let columns = self.out.columns();
-        self.results.store_nothing(k, &cta.schedule, (self.quad, self.row), place, columns);
+        self.results.store_nothing(k, &cta.schedule, (self.quad, self.row), place);
     }
 }
