@@ -1,4 +1,4 @@
-"""What the producer warp, wgmma, turns (ping-pong) and overlap bring: v2_tc and v3 with techniques left out, on the same tiles.
+"""What the producer warp, wgmma, turns (ping-pong), overlap and clusters bring: v2_tc and variants of v3 on the same tiles.
 
     python bench/techniques.py STRATA [--problem P ...] [--rounds N] [--markdown FILE] [--json FILE]
 
@@ -26,27 +26,29 @@ PROBLEMS = {
 }
 VARIANTS = {
     "v2_tc: mma.sync, cp.async by the warps that multiply": ("v2_tc", []),
-    "+ wgmma and the copy engine": ("v3", ["producer", "turns", "overlap"]),
-    "+ a producer warp": ("v3", ["turns", "overlap"]),
-    "+ turns": ("v3", ["overlap"]),
+    "+ wgmma and the copy engine": ("v3", ["--without", "producer,turns,overlap"]),
+    "+ a producer warp": ("v3", ["--without", "turns,overlap"]),
+    "+ turns": ("v3", ["--without", "overlap"]),
     "+ overlap: v3": ("v3", []),
-    "v3 without turns": ("v3", ["turns"]),
-    "v3 without a producer warp": ("v3", ["producer"]),
+    "+ clusters of 2 with multicast": ("v3", ["--cluster", "2"]),
+    "v3 without turns": ("v3", ["--without", "turns"]),
+    "v3 without a producer warp": ("v3", ["--without", "producer"]),
 }
 
 
-def words(stratum, without):
-    return ["--stratum", stratum, *(["--without", ",".join(without)] if without else [])]
+def covers(options, problem):
+    """Whether a variant computes a problem: calls with a mask have no clusters."""
+    return "--cluster" not in options or "causal" not in problem
 
 
-def time_of(strata, problem, stratum, without):
+def time_of(strata, problem, stratum, options):
     """The record of one timing."""
     block_q, block_kv = PROBLEMS[problem]
     threads = block_q * 2 + (128 if stratum == "v3" else 0)
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "record.json"
         tiles = ["--block-q", str(block_q), "--block-kv", str(block_kv), "--threads", str(threads)]
-        command = [strata, "bench", *words(stratum, without), *tiles, "--problem", problem, "--budget-ms", "100"]
+        command = [strata, "bench", "--stratum", stratum, *options, *tiles, "--problem", problem, "--budget-ms", "100"]
         subprocess.run([*command, "--json", str(file)], check=True, stdout=subprocess.DEVNULL)
         return json.loads(file.read_text())["records"][0]
 
@@ -54,8 +56,9 @@ def time_of(strata, problem, stratum, without):
 def table(results):
     lines = ["| TFLOP/s | " + " | ".join(results) + " |", "|---" * (len(results) + 1) + "|"]
     for variant in VARIANTS:
-        figures = [statistics.median(record["tflops"] for record in results[problem][variant]) for problem in results]
-        lines.append(f"| {variant} | " + " | ".join(f"{figure:.0f}" for figure in figures) + " |")
+        figures = [[record["tflops"] for record in results[problem][variant]] for problem in results]
+        cells = [f"{statistics.median(of_problem):.0f}" if of_problem else "-" for of_problem in figures]
+        lines.append(f"| {variant} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -67,8 +70,9 @@ def main():
     parser.add_argument("--markdown", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
-    for variant, (stratum, without) in VARIANTS.items():
-        command = [arguments.strata, "verify", "--device", "cuda", *words(stratum, without), "--dtype", "bf16", "--random", "4"]
+    for variant, (stratum, options) in VARIANTS.items():
+        verify = [arguments.strata, "verify", "--device", "cuda", "--stratum", stratum, *options]
+        command = [*verify, "--dtype", "bf16", "--random", "4"]
         verified = subprocess.run(command, capture_output=True, text=True)
         print(variant, verified.stdout.strip().splitlines()[-1:], file=sys.stderr)
         if verified.returncode != 0:
@@ -77,8 +81,9 @@ def main():
     for problem in arguments.problem or PROBLEMS:
         results[problem] = {variant: [] for variant in VARIANTS}
         for _ in range(arguments.rounds):
-            for variant, (stratum, without) in VARIANTS.items():
-                results[problem][variant].append(time_of(arguments.strata, problem, stratum, without))
+            for variant, (stratum, options) in VARIANTS.items():
+                if covers(options, problem):
+                    results[problem][variant].append(time_of(arguments.strata, problem, stratum, options))
     text = table(results)
     print(text)
     if arguments.markdown:

@@ -37,6 +37,9 @@ pub struct BenchArguments {
     /// Parts of v3 that are left out, to measure what they bring: producer, turns, overlap, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "LIST", conflicts_with = "record")]
     pub without: Vec<Technique>,
+    /// CTAs of v3 that load blocks of keys and values together, 1 or 2.
+    #[arg(long, value_name = "N", conflicts_with = "record")]
+    pub cluster: Option<u32>,
     /// Overwrite the L2 cache before each sample.
     #[arg(long)]
     pub flush_l2: bool,
@@ -103,7 +106,8 @@ pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
         let tiles = arguments.tiles.of(stratum, device.sm, problem);
         let mut stream = context.stream()?;
         let without = arguments.without.iter().copied().collect();
-        let chosen = kernels::Options { tiles: Some(tiles), without, ..kernels::Options::default() };
+        let cluster = arguments.cluster;
+        let chosen = kernels::Options { tiles: Some(tiles), without, cluster, ..kernels::Options::default() };
         let measured = match lab::bench(&mut stream, stratum, &chosen, problem, inputs, &options) {
             Ok(measured) => measured,
             // The others may cover what this one does not.

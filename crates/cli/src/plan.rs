@@ -34,6 +34,9 @@ pub struct PlanArguments {
     pub stratum: Choice,
     #[command(flatten)]
     pub tiles: TileArguments,
+    /// CTAs of v3 that load blocks of keys and values together, 1 or 2.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cluster: u32,
     /// What was measured: a file of `strata tune`, or cached for the one that it writes by default.
     #[arg(long, value_name = "FILE")]
     pub tuned: Option<tune::Source>,
@@ -50,7 +53,7 @@ pub fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
         Some(device) => device.open(&arguments.gpu)?.planner()?.hardware().clone(),
     };
     let problem = question::problem(&arguments.problem, arguments.dtype, &arguments.mask)?;
-    let mut planner = Planner::new(hardware);
+    let mut planner = Planner::new(hardware).cluster(arguments.cluster);
     if let Some(source) = &arguments.tuned {
         planner = planner.tuned(source.load()?);
     }

@@ -36,6 +36,9 @@ pub struct VerifyArguments {
     /// Parts of v3 that are left out: producer, turns, overlap, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub without: Vec<Technique>,
+    /// CTAs of v3 that load blocks of keys and values together, 1 or 2; calls that have no clusters count as not covered.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cluster: u32,
     /// Seed of the inputs and of the random problems.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
@@ -52,7 +55,7 @@ pub fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
         let verify = |_: Choice, case, dtype| lab::verify::verify_cpu(case, dtype, arguments.seed, options);
         return run(arguments, &[Choice::Auto], verify, || false);
     }
-    let planner = device.planner()?.without(arguments.without.iter().copied().collect());
+    let planner = device.planner()?.without(arguments.without.iter().copied().collect()).cluster(arguments.cluster);
     let all = Stratum::ALL.map(Choice::Stratum);
     let choices = if arguments.stratum.is_empty() { &all[..] } else { &arguments.stratum };
     match device.context() {

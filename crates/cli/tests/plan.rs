@@ -27,8 +27,16 @@ fn wishes_are_followed_or_refused() {
     let hopper = said(&["plan", "--gpu", "H100", "--problem", "1x8x512x128", "--dtype", "bf16", "--causal"]);
     assert!(hopper.contains("1x8x512x128 bf16 causal on H100 SXM") && hopper.contains("\n  v3 ("), "{hopper}");
     assert!(hopper.contains("workspace 8 bytes: counter 8"), "{hopper}");
+    let clusters =
+        said(&["plan", "--gpu", "H100", "--problem", "1x8x512x128 bf16", "--stratum", "v3", "--cluster", "2"]);
+    assert!(clusters.contains("launch flash_v3: 32 CTAs of 384 threads, 2 to a cluster\n"), "{clusters}");
     for (arguments, status, why) in [
         (&["--stratum", "v3", "--gpu", "T4"][..], 1, "target is sm_75: v3 needs sm_90 or later"),
+        (
+            &["--stratum", "v3", "--gpu", "H100", "--problem", "1x8x512x128 bf16 causal", "--cluster", "2"],
+            1,
+            "cluster is 2: CTAs of v3 load blocks together in calls without a mask alone",
+        ),
         (&["--block-q", "64"], 2, "stratum is auto, which chooses its tiles"),
         (&["--stratum", "v9"], 2, "or auto"),
         (&["--gpu", "T5"], 2, "unknown GPU 'T5'"),

@@ -37,13 +37,15 @@ pub struct Planner {
     tiles: Option<Tiles>,
     splits: Option<u32>,
     without: Without,
+    cluster: Option<u32>,
     tuned: Option<Table>,
 }
 
 impl Planner {
     /// For a GPU, without a wish.
     pub fn new(hardware: Hardware) -> Planner {
-        Planner { hardware, stratum: None, tiles: None, splits: None, without: Without::default(), tuned: None }
+        let without = Without::default();
+        Planner { hardware, stratum: None, tiles: None, splits: None, without, cluster: None, tuned: None }
     }
 
     /// Of this generation alone.
@@ -65,6 +67,11 @@ impl Planner {
     /// With parts of `v3` left out, to measure what they bring.
     pub fn without(self, without: Without) -> Planner {
         Planner { without, ..self }
+    }
+
+    /// With so many CTAs of `v3` that load blocks of keys and values together: see [`kernels::Options::cluster`].
+    pub fn cluster(self, cluster: u32) -> Planner {
+        Planner { cluster: Some(cluster), ..self }
     }
 
     /// With what was measured: see [`Table::load`]. Where the table says nothing of a problem, as without it.
@@ -99,8 +106,8 @@ impl Planner {
         let mut passed_over = Vec::new();
         let of = |stratum, tiles| {
             let multiprocessors = Some(self.hardware.multiprocessors);
-            let Planner { splits, without, .. } = *self;
-            let options = kernels::Options { tiles, multiprocessors, splits, without, ..kernels::Options::default() };
+            let Planner { splits, without, cluster, .. } = *self;
+            let options = kernels::Options { tiles, multiprocessors, splits, without, cluster, tf32: false };
             kernels::plan_with(stratum, problem, Target::best(self.hardware.sm), layout, &options)
         };
         let done = |kernels, chosen_by, passed_over| {
@@ -406,7 +413,12 @@ impl fmt::Display for Plan {
             writeln!(f, "  no launch: there is nothing to compute")?;
         }
         for (launch, footprint) in self.launches().iter().zip(self.footprints()) {
-            writeln!(f, "  launch {}: {} CTAs of {} threads", launch.kernel.name, launch.ctas(), launch.block[0])?;
+            let clusters = match launch.kernel.required_cluster {
+                Some(ctas) => format!(", {} to a cluster", ctas.iter().product::<u32>()),
+                None => String::new(),
+            };
+            let (name, ctas, threads) = (&launch.kernel.name, launch.ctas(), launch.block[0]);
+            writeln!(f, "  launch {name}: {ctas} CTAs of {threads} threads{clusters}")?;
             if launch.dynamic_shared > 0 {
                 writeln!(f, "    shared memory {}", launch.shared)?;
             }

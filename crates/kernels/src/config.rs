@@ -114,6 +114,8 @@ pub struct Config {
     pub tf32: bool,
     /// What of [`crate::v3`] is left out.
     pub without: Without,
+    /// CTAs of [`crate::v3`] that load each block of keys and values together: neighbouring tiles of queries of one head.
+    pub cluster: u32,
     /// Whether the keys are split among several CTAs, whose results [`crate::combine`] joins.
     pub split: bool,
     /// What of a cache of keys and values is in memory.

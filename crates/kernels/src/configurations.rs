@@ -97,6 +97,7 @@ pub fn configurations() -> Result<Vec<(String, Program)>, PlanError> {
                 alibi: false,
                 tf32: false,
                 without: Without::default(),
+                cluster: 1,
                 split: false,
                 cache: CacheCode::default(),
                 vector,

@@ -3,7 +3,7 @@
 
 use std::panic::Location;
 
-use ptx::{Along, KernelBuilder, Pointer, Pred, Reg, S32, Shared, TensorMapParam, U32, U64};
+use ptx::{Along, KernelBuilder, Pointer, Pred, Reg, S32, TensorMapParam, U32, U64};
 
 use crate::Dtype;
 use crate::accumulator::Accumulator;
@@ -54,14 +54,26 @@ impl Tile {
     }
 
     /// Has the copy engine bring the tile's elements: `rows` are the coordinates of the tensor's dimensions beyond the
-    /// columns. What lies outside the tensor becomes 0.
+    /// columns. What lies outside the tensor becomes 0. The map's box says how many rows come: to this CTA, or to the same place
+    /// in each of the cluster's `ctas`.
     #[track_caller]
-    pub fn load(self, k: &mut KernelBuilder, to: Reg<U32>, map: TensorMapParam, rows: &[Reg<S32>], full: Reg<U32>) {
+    pub fn load(
+        self,
+        k: &mut KernelBuilder,
+        to: Reg<U32>,
+        map: TensorMapParam,
+        rows: &[Reg<S32>],
+        (full, ctas): (Reg<U32>, u32),
+    ) {
         k.at(Location::caller(), |k| {
             for (column, offset) in self.slabs() {
                 let column = k.mov::<S32>(column as i32);
                 let coordinates = [&[column][..], rows].concat();
-                k.tensor_load(Pointer::at(to).offset(offset.into()), map, &coordinates, Pointer::at(full));
+                let (to, full) = (Pointer::at(to).offset(offset.into()), Pointer::at(full));
+                match ctas {
+                    1 => k.tensor_load(to, map, &coordinates, full),
+                    _ => k.tensor_load_to_ctas(to, map, &coordinates, full, (1 << ctas) - 1),
+                }
             }
         });
     }
@@ -247,7 +259,8 @@ impl Transposer {
 
 /// Tiles in shared memory that one warp fills and others read, one after the other and round again.
 ///
-/// Each has two barriers: *full* completes when its bytes have come, *empty* when every reading warp is done with it.
+/// Each has two barriers: *full* completes when its bytes have come, *empty* when every reading warp is done with it. CTAs of a
+/// cluster may fill each other's tiles: they go round together.
 #[derive(Clone, Copy, Debug)]
 pub struct Ring {
     /// The address of the first tile.
@@ -258,6 +271,8 @@ pub struct Ring {
     pub step: u32,
     /// How many tiles there are.
     pub stages: u32,
+    /// CTAs of the cluster that fill each other's tiles: a tile is free when the warps of all of them are done with theirs.
+    pub ctas: u32,
 }
 
 /// Bytes of a barrier in shared memory.
@@ -279,19 +294,21 @@ impl Cursor {
 }
 
 impl Ring {
-    /// A ring of `stages` tiles of `step` bytes, and its barriers, which `2 * stages` of them follow each other.
+    /// A ring of `stages` tiles of `step` bytes that the CTA itself fills, and its barriers, which `2 * stages` of them follow
+    /// each other.
     pub fn new(tiles: Reg<U32>, barriers: Reg<U32>, step: u32, stages: u32) -> Self {
-        Self { tiles, barriers, step, stages }
+        Self { tiles, barriers, step, stages, ctas: 1 }
     }
 
-    /// Prepares the barriers, for so many threads that say a tile is there and so many warps that say they are done with it;
-    /// one thread of the CTA does, before any other uses them.
+    /// Prepares the barriers, for so many threads that say a tile is there and so many warps of each CTA that say they are done
+    /// with it; one thread of the CTA does, before any other uses them.
     #[track_caller]
     pub fn init(&self, k: &mut KernelBuilder, writers: u32, readers: u32) {
         k.at(Location::caller(), |k| {
             for stage in 0..self.stages {
                 k.mbarrier_init(Pointer::at(self.barriers).offset((BARRIER * stage).into()), writers);
-                k.mbarrier_init(Pointer::at(self.barriers).offset((BARRIER * (self.stages + stage)).into()), readers);
+                let empty = Pointer::at(self.barriers).offset((BARRIER * (self.stages + stage)).into());
+                k.mbarrier_init(empty, readers * self.ctas);
             }
         });
     }
@@ -329,22 +346,21 @@ impl Ring {
     #[track_caller]
     pub fn begin_filling(&self, k: &mut KernelBuilder, at: Cursor, bytes: u32) -> Reg<U32> {
         k.at(Location::caller(), |k| {
-            let full = self.full(k, at);
-            let before = k.xor(at.round, 1);
-            k.mbarrier_wait(self.empty(full), before);
+            let full = self.wait_empty(k, at);
             k.mbarrier_arrive_expect(Pointer::at(full), bytes);
             full
         })
     }
 
-    /// Waits until the tile may be filled by threads.
+    /// Waits until the tile may be filled. Returns the barrier that says it is.
     #[track_caller]
-    pub fn wait_empty(&self, k: &mut KernelBuilder, at: Cursor) {
+    pub fn wait_empty(&self, k: &mut KernelBuilder, at: Cursor) -> Reg<U32> {
         k.at(Location::caller(), |k| {
             let full = self.full(k, at);
             let before = k.xor(at.round, 1);
             k.mbarrier_wait(self.empty(full), before);
-        });
+            full
+        })
     }
 
     /// Says that this thread's part of a tile is there.
@@ -367,18 +383,25 @@ impl Ring {
         });
     }
 
-    /// Says that this warp is done with the tile.
+    /// Says that this warp is done with the tile, to every CTA that fills it.
     #[track_caller]
     pub fn release(&self, k: &mut KernelBuilder, at: Cursor, leader: impl Into<ptx::Condition>) {
         let leader = leader.into();
         k.at(Location::caller(), |k| {
             let full = self.full(k, at);
-            let empty = self.empty(full);
-            k.when(leader, |k| k.mbarrier_arrive(empty));
+            if self.ctas == 1 {
+                let empty = self.empty(full);
+                return k.when(leader, |k| k.mbarrier_arrive(empty));
+            }
+            for rank in 0..self.ctas {
+                let there = k.address_in_cta(full, rank);
+                let empty = self.empty(there);
+                k.when(leader, |k| k.mbarrier_arrive_in_cluster(empty));
+            }
         });
     }
 
-    fn empty(&self, full: Reg<U32>) -> Pointer<Shared> {
+    fn empty<S: ptx::StateSpace<Address = U32>>(&self, full: Reg<U32>) -> Pointer<S> {
         Pointer::at(full).offset((BARRIER * self.stages).into())
     }
 

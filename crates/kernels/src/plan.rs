@@ -506,6 +506,14 @@ pub enum PlanError {
         /// The part.
         part: Technique,
     },
+    /// A call whose blocks CTAs cannot load together.
+    #[error("cluster is {cluster}: CTAs of v3 load blocks together in calls {of} alone")]
+    Cluster {
+        /// How many were to.
+        cluster: u32,
+        /// The calls in which they can.
+        of: &'static str,
+    },
     /// A part of the contract the stratum does not cover.
     #[error("{stratum} does not cover {feature}: it covers {}", list(stratum.coverage().features))]
     Feature {
@@ -625,7 +633,16 @@ impl PlanError {
     /// Whether it says that the stratum does not cover the call, rather than that something is wrong with what was asked.
     pub fn is_coverage(&self) -> bool {
         use PlanError::*;
-        matches!(self, Feature { .. } | Extent { .. } | Target { .. } | Lacks { .. } | Dtype { .. } | TensorMap { .. })
+        matches!(
+            self,
+            Feature { .. }
+                | Extent { .. }
+                | Target { .. }
+                | Lacks { .. }
+                | Dtype { .. }
+                | TensorMap { .. }
+                | Cluster { .. }
+        )
     }
 }
 
@@ -711,6 +728,9 @@ pub struct Options {
     pub tf32: bool,
     /// What of [`Stratum::V3`] is left out, to measure what it brings.
     pub without: Without,
+    /// The CTAs of [`Stratum::V3`] that load blocks of keys and values together, 1 or 2, of calls without a mask whose sequences
+    /// have one length; by default 1. Of an odd number of tiles one more is computed, and not stored.
+    pub cluster: Option<u32>,
 }
 
 /// Plans a call.
@@ -785,6 +805,10 @@ pub fn configure(
         let allowed = format!("1 to {MAX_SPLITS}");
         return Err(PlanError::Tile { argument: "splits", value: splits, allowed });
     }
+    if let Some(cluster) = options.cluster.filter(|cluster| !(1..=v3::MAX_CLUSTER).contains(cluster)) {
+        let allowed = format!("1 to {}", v3::MAX_CLUSTER);
+        return Err(PlanError::Tile { argument: "cluster", value: cluster, allowed });
+    }
     let window = problem.mask != Mask::FULL && problem.mask != Mask::CAUSAL;
     let config = Config {
         target,
@@ -802,6 +826,7 @@ pub fn configure(
         grouped: stratum == Stratum::V2Tc && v2_tc::shares_heads(problem),
         tf32: options.tf32,
         without: options.without,
+        cluster: options.cluster.filter(|_| stratum == Stratum::V3).unwrap_or(1),
         split: false,
         cache: problem.cache.as_ref().map_or_else(Default::default, Cache::code),
         softcap: problem.softcap.is_some(),
@@ -815,7 +840,7 @@ pub fn configure(
     };
     match stratum {
         Stratum::V2Tc => v2_tc::check_tiles(&config)?,
-        Stratum::V3 => v3::check_tiles(&config)?,
+        Stratum::V3 => v3::check_tiles(&config).and_then(|()| v3::check_cluster(&config))?,
         _ => config.tiles.check(&config)?,
     }
     Ok(config)
@@ -1026,17 +1051,19 @@ impl Planner<'_> {
     }
 
     fn v3(&mut self) -> Result<(), PlanError> {
-        let block_kv = self.config.tiles.block_kv;
+        // Of a block, what one CTA loads.
+        let keys = self.config.tiles.block_kv / self.config.cluster;
         if self.problem.seqlen_q == 0 || self.problem.batch == 0 {
             return Ok(());
         }
-        let maps = [(Buffer::Q, "q", hopper::ROWS), (Buffer::K, "k", block_kv), (Buffer::V, "v", block_kv)];
+        let maps = [(Buffer::Q, "q", hopper::ROWS), (Buffer::K, "k", keys), (Buffer::V, "v", keys)];
         let maps = maps.into_iter().map(|(buffer, argument, rows)| self.tensor_map(buffer, argument, rows));
         let inputs = match maps.collect() {
             Err(PlanError::TensorMap { .. })
                 if self.config.piece >= LEAST_COPY
                     && !self.config.dtype.is_scaled()
-                    && !self.config.without.producer =>
+                    && !self.config.without.producer
+                    && self.config.cluster == 1 =>
             {
                 // What the copy engine cannot address threads copy, each tile in its turn.
                 (self.config.by_threads, self.config.dynamic) = (true, false);
@@ -1069,7 +1096,7 @@ impl Planner<'_> {
             true => (problem.heads_kv, problem.seqlen_q as u64 * problem.group() as u64),
             false => (problem.heads_q, problem.seqlen_q as u64),
         };
-        let blocks = rows.div_ceil(config.tiles.block_q.into());
+        let blocks = rows.div_ceil(config.tiles.block_q.into()).next_multiple_of(config.cluster.into());
         let heads_in_all = problem.batch as u64 * heads as u64;
         let tiles = u128::from(heads_in_all) * u128::from(blocks);
         let ctas = tiles * u128::from(splits);
@@ -1343,12 +1370,15 @@ impl Plan {
         let launch = |plan| {
             let LaunchPlan { kernel, grid, block, dynamic_shared, arguments, stays, .. }: &LaunchPlan = plan;
             let arguments = arguments.iter().map(argument).collect();
+            let cluster = kernel.required_cluster.unwrap_or([1, 1, 1]);
             let resident = multiprocessors.filter(|_| *stays).unwrap_or(u32::MAX);
+            // Whole clusters.
+            let resident = (resident / cluster[0]).max(1) * cluster[0];
             Launch {
                 kernel,
                 grid: [grid[0].min(resident), grid[1], grid[2]],
                 block: *block,
-                cluster: [1, 1, 1],
+                cluster,
                 dynamic_shared: *dynamic_shared,
                 arguments,
             }

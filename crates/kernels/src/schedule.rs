@@ -43,6 +43,8 @@ pub struct Schedule {
     block_kv: u32,
     /// Whether the rows of a tile are the query heads of a KV head, query after query.
     grouped: bool,
+    /// Whether CTAs share the blocks of their tiles, and must go through the same ones.
+    shared: bool,
 }
 
 /// A tile of queries, and the blocks of keys it needs.
@@ -132,6 +134,7 @@ impl Schedule {
                 block_q,
                 block_kv,
                 grouped: config.grouped,
+                shared: config.cluster > 1,
             }
         })
     }
@@ -277,9 +280,13 @@ impl Schedule {
             let blocks = k.div(blocks, block_kv);
             let last = k.sub(blocks, 1);
             let right_border = k.div(seen_by_first, block_kv);
-            // A tile past the sequence's end has no row, and needs no key.
-            let none = k.setp(Compare::Ge, first_row, seqlen_q);
-            let last = k.selp(-1, last, none);
+            // A tile past the sequence's end has no row, and needs no key; its neighbour may need it to load its share.
+            let last = if self.shared {
+                last
+            } else {
+                let none = k.setp(Compare::Ge, first_row, seqlen_q);
+                k.selp(-1, last, none)
+            };
             Work {
                 batch,
                 head,

@@ -8,6 +8,9 @@
 //! On 8-bit inputs the matrix instructions want both factors' inner dimension contiguous, and that of values is not: the other
 //! three warps of the warpgroup that loads turn each tile of values once it has come.
 //!
+//! On request two CTAs make a cluster, which computes neighbouring tiles of queries of one head: each has half of every block of keys
+//! and values brought to both, so that L2 is asked for half as much.
+//!
 //! What it shows: the tensor cores are hardly ever idle; below 128 columns the exponentials are as much the limit.
 
 use ptx::{
@@ -192,6 +195,24 @@ pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
     Ok(())
 }
 
+/// The most CTAs that load blocks together.
+pub const MAX_CLUSTER: u32 = 2;
+
+/// Checks whether CTAs can load the blocks of a configuration together: all of them must go through the same ones in the same order.
+///
+/// # Errors
+/// When they cannot.
+pub fn check_cluster(config: &Config) -> Result<(), PlanError> {
+    let of = match config.cluster {
+        1 => return Ok(()),
+        _ if config.causal || config.window => "without a mask",
+        _ if config.varlen => "whose sequences have one length",
+        _ if config.without.producer => "with a warpgroup that loads",
+        _ => return Ok(()),
+    };
+    Err(PlanError::Cluster { cluster: config.cluster, of })
+}
+
 /// How many heads' tiles are taken together: as many as leave their keys and values in L2, in sections of about one size.
 /// Without a mask the tiles of a head follow each other: they run at the same time and read the same keys.
 pub fn section(problem: &Problem, blocks: u32) -> u32 {
@@ -218,6 +239,8 @@ struct Cta<'a> {
     /// This warp's warpgroup: 0 loads, where one does.
     warpgroup: Reg<U32>,
     lane: Reg<U32>,
+    /// In a cluster, the first row of each block that this CTA loads for all.
+    share: Option<Reg<U32>>,
     /// Of each computing warpgroup.
     queries: Vec<Ring>,
     keys: Ring,
@@ -255,6 +278,9 @@ pub fn v3(config: &Config) -> Result<Program, KernelError> {
     let k = &mut kernel;
     k.require_block([geometry.threads(), 1, 1]);
     k.min_ctas_per_sm(1);
+    if config.cluster > 1 {
+        k.require_cluster([config.cluster, 1, 1]);
+    }
 
     let source = Source::new(k, config);
     let schedule = Schedule::new(k, config);
@@ -270,6 +296,10 @@ pub fn v3(config: &Config) -> Result<Program, KernelError> {
             let loads = k.setp(Compare::Eq, cta.warpgroup, 0);
             k.if_else(loads, |k| produce(k, &cta, source), |k| consume(k, &cta, &results, None));
         }
+    }
+    if config.cluster > 1 {
+        // Until every CTA is here, another may still arrive at this one's barriers.
+        k.cluster_sync();
     }
     Ok(Program { kernel: kernel.finish()?, shared: memory })
 }
@@ -307,8 +337,9 @@ impl<'a> Cta<'a> {
                 ring(k, tiles, queries.bytes(), query_stages)
             })
             .collect();
-        let kv = ring(k, k_tiles, keys.bytes(), STAGES);
-        let v = ring(k, v_tiles, values.bytes(), STAGES);
+        let ctas = config.cluster;
+        let kv = Ring { ctas, ..ring(k, k_tiles, keys.bytes(), STAGES) };
+        let v = Ring { ctas, ..ring(k, v_tiles, values.bytes(), STAGES) };
         let turned = turned_tiles.zip(turned).map(|(tiles, turned)| ring(k, tiles, turned.bytes(), STAGES));
         let next = ring(k, barriers, BARRIER, NEXT_STAGES);
         let numbers = k.add(barriers, BARRIER * used);
@@ -319,6 +350,10 @@ impl<'a> Cta<'a> {
         // Read from one lane, so that the assembler knows it is the same in all.
         let warpgroup = k.shr(thread, WARPGROUP.ilog2());
         let warpgroup = k.shfl_idx(warpgroup, 0);
+        let share = (ctas > 1).then(|| {
+            let rank = k.special(Special::ClusterCtarank);
+            k.mul(rank, config.tiles.block_kv / ctas)
+        });
         let cta = Self {
             config,
             geometry,
@@ -327,6 +362,7 @@ impl<'a> Cta<'a> {
             descales,
             warpgroup,
             lane,
+            share,
             queries: q,
             keys: kv,
             values: turned.unwrap_or(v),
@@ -350,7 +386,11 @@ impl<'a> Cta<'a> {
             }
             k.fence_mbarrier_init();
         });
-        k.bar_sync(0);
+        if ctas > 1 {
+            k.cluster_sync();
+        } else {
+            k.bar_sync(0);
+        }
         cta
     }
 
@@ -519,12 +559,12 @@ fn load_queries(k: &mut KernelBuilder, cta: &Cta, work: &Work, map: TensorMapPar
         let packed = work.first_q.map(|first| (first, work.seqlen_q));
         let rows = cta.rows(k, row, work.head, work.batch, packed);
         let to = ring.tile(k, at);
-        queries.load(k, to, map, &rows, full);
+        queries.load(k, to, map, &rows, (full, ring.ctas));
     }
     cta.queries[0].advance(k, at);
 }
 
-/// Has a block of keys or values brought.
+/// Has a block of keys or values brought, or this CTA's share of it to all of the cluster.
 fn load_block(
     k: &mut KernelBuilder,
     cta: &Cta,
@@ -533,12 +573,18 @@ fn load_block(
     (ring, tile, map): (Ring, Tile, TensorMapParam),
     at: Cursor,
 ) {
-    let key = work.key(k, block, cta.config.tiles.block_kv);
+    let mut key = work.key(k, block, cta.config.tiles.block_kv);
+    if let Some(first) = cta.share {
+        key = k.add(key, first.cast::<S32>());
+    }
     let packed = work.first_k.map(|first| (first, work.seqlen_k));
     let rows = cta.rows(k, key, work.kv_head, work.batch, packed);
     let full = ring.begin_filling(k, at, tile.bytes());
-    let to = ring.tile(k, at);
-    tile.load(k, to, map, &rows, full);
+    let mut to = ring.tile(k, at);
+    if let Some(first) = cta.share {
+        to = k.mad(first, SLAB_ROW, to);
+    }
+    tile.load(k, to, map, &rows, (full, ring.ctas));
 }
 
 /// A thread that computes and has the copy engine bring tiles as well, where no warpgroup does.

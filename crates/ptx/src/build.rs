@@ -336,7 +336,10 @@ macro_rules! spaces {
         }
     )+};
 }
-spaces!(Global U64 "Memory of the device.", Shared U32 "Memory of the CTA.", Local U32 "Memory of the thread.");
+spaces!(
+    Global U64 "Memory of the device.", Shared U32 "Memory of the CTA.",
+    SharedCluster U32 "Shared memory of the CTAs of a cluster.", Local U32 "Memory of the thread."
+);
 
 /// A place in a state space: a register, a variable or nothing, plus a constant offset in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -400,6 +403,11 @@ impl KernelBuilder {
     /// The block the kernel must be launched with (`.reqntid`).
     pub fn require_block(&mut self, threads: [u32; 3]) {
         self.kernel.required_block = Some(threads);
+    }
+
+    /// The cluster the kernel must be launched with (`.reqnctapercluster`).
+    pub fn require_cluster(&mut self, ctas: [u32; 3]) {
+        self.kernel.required_cluster = Some(ctas);
     }
 
     /// The CTAs per SM that the assembler should leave registers for (`.minnctapersm`).

@@ -104,7 +104,88 @@ fn techniques_left_out() {
     }
 }
 
-/// The same of 8-bit types, which the copy engine addresses by 16 columns.
+/// Two CTAs that load each block together (docs/v3-by-parts.md): one pair of tiles and several, with a tile past the end, keys off the
+/// blocks' borders, more pairs than clusters.
+#[test]
+fn clusters() {
+    let lengths = [(256, 256), (33, 31), (700, 329), (130, 470), (1, 1), (640, 64), (300, 5), (270, 0)];
+    let dims = [(64, 64), (128, 128), (256, 256), (40, 40), (72, 24), (96, 96), (64, 256), (8, 8)];
+    for (index, (d, d_v)) in dims.into_iter().enumerate() {
+        for (kind, policy) in POLICIES.into_iter().enumerate() {
+            let (seqlen_q, seqlen_k) = lengths[(index + 3 * kind) % lengths.len()];
+            let spec = ProblemSpec::new(1 + kind % 2, 2, seqlen_q, d).seqlen_k(seqlen_k).head_dim_v(d_v);
+            let spec = spec.heads_kv(1 + index % 2).dtype([Dtype::F16, Dtype::Bf16][kind % 2]);
+            within_tolerance_of(&spec, &in_clusters(None), policy, 1 + 2 * (index as u32 % 3));
+        }
+    }
+    for (index, (d, d_v)) in [(64, 64), (128, 128), (48, 256), (256, 80)].into_iter().enumerate() {
+        for (kind, policy) in POLICIES.into_iter().enumerate() {
+            let (seqlen_q, seqlen_k) = lengths[(3 * index + kind) % lengths.len()];
+            let spec = ProblemSpec::new(1, 4, seqlen_q, d).seqlen_k(seqlen_k).head_dim_v(d_v).dtype(Dtype::E4m3);
+            within_tolerance_of(&spec.heads_kv(2), &in_clusters(None), policy, FEW);
+        }
+    }
+    let bent = |spec: ProblemSpec| spec.softcap(5.0).alibi_slopes(vec![0.5, 0.25]);
+    for (block_q, block_kv, policy) in
+        [(64, 16, Policy::Lazy), (128, 48, Policy::Random(1)), (192, 64, Policy::Random(2))]
+    {
+        let tiles = Tiles { block_q, block_kv, threads: 2 * block_q + 128 };
+        let spec = bent(ProblemSpec::new(1, 2, 333, 64).seqlen_k(277).dtype(Dtype::Bf16));
+        within_tolerance_of(&spec, &in_clusters(Some(tiles)), policy, FEW);
+    }
+}
+
+fn in_clusters(tiles: Option<Tiles>) -> kernels::Options {
+    kernels::Options { tiles, cluster: Some(2), ..kernels::Options::default() }
+}
+
+/// What clusters are for: keys and values are read half as often.
+#[test]
+fn clusters_read_keys_once_for_two_tiles() {
+    let problem = ProblemSpec::new(1, 2, 512, 64).seqlen_k(640).dtype(Dtype::F16).build().unwrap();
+    let inputs = Inputs::randn(&problem, 5).unwrap();
+    let layout = Layout::contiguous(&problem);
+    let bytes = |cluster| {
+        let tiles = Some(Tiles { block_q: 128, block_kv: 128, threads: 384 });
+        let options = kernels::Options { tiles, cluster, ..kernels::Options::default() };
+        let target = arch::Target::best(Sm::Sm90);
+        let plan = kernels::plan_with(Stratum::V3, &problem, target, &layout, &options).unwrap();
+        let computed = compute(&mut device(Policy::Eager, FEW), &plan, &problem, &inputs).unwrap();
+        computed.reports[0].counters(&plan.launches[0].kernel, emulator::Level::Ptx).bulk_load_bytes
+    };
+    let (queries, keys_and_values) = (2 * 512 * 64 * 2, 2 * 2 * 640 * 64 * 2);
+    assert_eq!(bytes(None), queries + 4 * keys_and_values);
+    assert_eq!(bytes(Some(2)), queries + 2 * keys_and_values);
+}
+
+/// CTAs of a cluster go through the same blocks in the same order.
+#[test]
+fn calls_without_clusters() {
+    let spec = || ProblemSpec::new(1, 2, 256, 64).dtype(Dtype::Bf16);
+    let packed = ProblemSpec::packed(2, 64, vec![0, 256, 300], vec![0, 256, 300]).dtype(Dtype::Bf16);
+    let alone = |options: kernels::Options| kernels::Options {
+        without: [Technique::Producer].into_iter().collect(),
+        ..options
+    };
+    let of_three = kernels::Options { cluster: Some(3), ..kernels::Options::default() };
+    let calls = [
+        (spec().mask(Mask::CAUSAL), in_clusters(None), "in calls without a mask alone"),
+        (spec().mask(Mask::window(40, 3)), in_clusters(None), "in calls without a mask alone"),
+        (packed, in_clusters(None), "in calls whose sequences have one length alone"),
+        (spec(), alone(in_clusters(None)), "in calls with a warpgroup that loads alone"),
+        (ProblemSpec::new(1, 2, 256, 36).dtype(Dtype::Bf16), in_clusters(None), "tensor map"),
+        (spec(), of_three, "cluster is 3: it must be 1 to 2"),
+    ];
+    for (spec, options, why) in calls {
+        let problem = spec.build().unwrap();
+        let (target, layout) = (arch::Target::best(Sm::Sm90), Layout::contiguous(&problem));
+        let error = kernels::plan_with(Stratum::V3, &problem, target, &layout, &options).unwrap_err();
+        assert!(error.to_string().contains(why), "{problem}: {error}");
+        assert_eq!(error.is_coverage(), options.cluster == Some(2), "{problem}: {error}");
+    }
+}
+
+/// Head dimensions, lengths and masks of 8-bit types, which the copy engine addresses by 16 columns.
 #[test]
 fn eight_bits() {
     let lengths = [(1, 1), (33, 31), (5, 270), (270, 5), (128, 128), (147, 329), (65, 64), (300, 500)];

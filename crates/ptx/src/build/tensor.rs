@@ -176,11 +176,40 @@ impl KernelBuilder {
         coordinates: &[Reg<S32>],
         barrier: Pointer<Shared>,
     ) {
+        self.emit_tensor_load(to, (map, coordinates), barrier, None);
+    }
+
+    /// The same for every CTA of the cluster whose bit is in `ctas`: the bytes come to the same place of each one's shared memory and
+    /// complete on the barrier at the same place there (sm_90).
+    #[track_caller]
+    pub fn tensor_load_to_ctas(
+        &mut self,
+        to: Pointer<Shared>,
+        map: TensorMapParam,
+        coordinates: &[Reg<S32>],
+        barrier: Pointer<Shared>,
+        ctas: u16,
+    ) {
+        self.emit_tensor_load(to, (map, coordinates), barrier, Some(ctas));
+    }
+
+    #[track_caller]
+    fn emit_tensor_load(
+        &mut self,
+        to: Pointer<Shared>,
+        (map, coordinates): (TensorMapParam, &[Reg<S32>]),
+        barrier: Pointer<Shared>,
+        ctas: Option<u16>,
+    ) {
         let at = Address { base: Base::Register(map.address), offset: 0 };
         let element = Operand::Tensor(at, coordinates.iter().map(|reg| reg.register.into()).collect());
         let rank = coordinates.len();
-        let names = format!("async bulk tensor {rank}d shared::cluster global tile mbarrier::complete_tx::bytes");
-        self.emit_named(Opcode::CpAsync, &names, vec![to.memory(), element, barrier.memory()]);
+        let multicast = if ctas.is_some() { "multicast::cluster" } else { "" };
+        let names =
+            format!("async bulk tensor {rank}d shared::cluster global tile mbarrier::complete_tx::bytes {multicast}");
+        let mut operands = vec![to.memory(), element, barrier.memory()];
+        operands.extend(ctas.map(|ctas| Operand::Integer(ctas.into())));
+        self.emit_named(Opcode::CpAsync, &names, operands);
     }
 
     // ---- barriers in shared memory
@@ -216,6 +245,13 @@ impl KernelBuilder {
     pub fn mbarrier_arrive_expect(&mut self, barrier: Pointer<Shared>, bytes: u32) {
         let operands = vec![Operand::Sink, barrier.memory(), Operand::Integer(bytes.into())];
         self.emit_named(Opcode::Mbarrier, "arrive expect_tx shared::cta b64", operands);
+    }
+
+    /// Arrives at a barrier of a CTA of the cluster, when what was read or copied has come. Not for what this thread wrote: that
+    /// would take a release at the cluster's scope, which waits for all its stores.
+    #[track_caller]
+    pub fn mbarrier_arrive_in_cluster(&mut self, barrier: Pointer<SharedCluster>) {
+        self.emit_named(Opcode::Mbarrier, "arrive shared::cluster b64", vec![Operand::Sink, barrier.memory()]);
     }
 
     /// Waits until the phase of this parity has completed.
@@ -262,5 +298,23 @@ impl KernelBuilder {
         let d = self.reg::<U32>();
         self.emit_named(Opcode::Atom, "global inc u32", vec![d.register.into(), at.memory(), most.into().operand]);
         d
+    }
+
+    // ---- clusters
+
+    /// Where the CTA of a rank in the cluster has what this one has at `address` of shared memory (sm_90).
+    #[track_caller]
+    pub fn address_in_cta(&mut self, address: Reg<U32>, rank: u32) -> Reg<U32> {
+        let d = self.reg::<U32>();
+        let operands = vec![d.register.into(), address.register.into(), Operand::Integer(rank.into())];
+        self.emit_named(Opcode::Mapa, "shared::cluster u32", operands);
+        d
+    }
+
+    /// Waits until every thread of the cluster is here; what each has written before, the others see then (sm_90).
+    #[track_caller]
+    pub fn cluster_sync(&mut self) {
+        self.emit_named(Opcode::Barrier, "cluster arrive release", Vec::new());
+        self.emit_named(Opcode::Barrier, "cluster wait acquire", Vec::new());
     }
 }
