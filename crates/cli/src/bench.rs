@@ -34,7 +34,7 @@ pub struct BenchArguments {
     pub strata: Vec<Stratum>,
     #[command(flatten)]
     pub tiles: TileArguments,
-    /// Parts of v3 that are left out, to measure what they bring: producer, turns, overlap, separated by commas.
+    /// Parts of v3 that are left out, to measure what they bring: producer, turns, overlap, slack, grouping, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "LIST", conflicts_with = "record")]
     pub without: Vec<Technique>,
     /// Overwrite the L2 cache before each sample.
