@@ -131,10 +131,10 @@ impl Planner {
         let chosen_by = if self.tiles.is_some() { ChosenBy::Caller } else { ChosenBy::Default };
         for stratum in self.candidates() {
             let why = match of(stratum, self.tiles) {
-                Ok(_)
+                Ok(v3)
                     if stratum == Stratum::V3
                         && self.stratum.is_none()
-                        && of(Stratum::V2Tc, None).is_ok_and(|plan| fills(&plan, problem)) =>
+                        && of(Stratum::V2Tc, None).is_ok_and(|v2_tc| self.fills_better(problem, &v2_tc, &v3)) =>
                 {
                     Why::FewQueries { queries: problem.seqlen_q }
                 }
@@ -170,13 +170,28 @@ impl Planner {
         let in_vain = stratum == Stratum::V2Kt && self.stratum.is_none() && queries <= block_q as usize;
         in_vain.then_some(Why::TooFewQueries { queries, block_q })
     }
-}
 
-/// Whether a plan makes up for few queries: by splitting keys, or by letting heads share tiles.
-fn fills(plan: &kernels::Plan, problem: &Problem) -> bool {
-    /// More than so many are worth tiles of their own.
-    const FEW: usize = 32;
-    plan.config.split || plan.config.grouped && problem.seqlen_q <= FEW
+    /// Whether `v2_tc` makes more of few queries than `v3`, by splitting keys or by letting heads share tiles.
+    ///
+    /// Where heads share `v3`'s tiles as well, splitting is all that it lacks. Its products take about half the time of
+    /// `v2_tc`'s, so it loses by that where its tiles leave close to half of the multiprocessors idle; and by what it takes to
+    /// begin and end a tile where there are so few rows that reading the keys takes longer than multiplying them, whoever does.
+    fn fills_better(&self, problem: &Problem, v2_tc: &kernels::Plan, v3: &kernels::Plan) -> bool {
+        /// Rows that are not worth a tile of `v3`: at 4,800 GB/s a key of 16 bits is read in the time that `v2_tc` multiplies it
+        /// by 70 rows at 330 TFLOP/s; in half of that it is hidden for sure.
+        const FEW: usize = 32;
+        /// The share of the multiprocessors' time that the tiles of `v3` must fill, of 100.
+        const ENOUGH: u64 = 60;
+        let kernels::Config { split, grouped, .. } = v2_tc.config;
+        if !v3.config.grouped {
+            return split || grouped && problem.seqlen_q <= FEW;
+        }
+        let multiprocessors = u64::from(self.hardware.multiprocessors).max(1);
+        let tiles: u64 = v3.launches.iter().map(LaunchPlan::ctas).sum();
+        let rounds = tiles.div_ceil(multiprocessors);
+        let idle = 100 * tiles < ENOUGH * rounds * multiprocessors;
+        split && idle || problem.seqlen_q * problem.group() <= FEW
+    }
 }
 
 /// A generation that was not chosen.
@@ -500,6 +515,35 @@ mod tests {
         let decode = ProblemSpec { seqlen_q: 1, ..spec() };
         assert_eq!(plan(&planner("T4"), decode.clone()).unwrap().stratum(), Stratum::V2);
         assert_eq!(plan(&planner("T4").stratum(Stratum::V2Kt), decode).unwrap().stratum(), Stratum::V2Kt);
+    }
+
+    #[test]
+    fn heads_that_share_tiles_are_v3s_where_they_fill_the_gpu() {
+        let chosen = |text: &str| {
+            let problem: Problem = text.parse().unwrap();
+            let plan = planner("H200").plan(&problem, &Layout::contiguous(&problem)).unwrap();
+            format!("{text}: {}, splits {}", plan.stratum(), plan.kernels.config.split)
+        };
+        let problems = [
+            "64x32/8x1/8192x128 bf16",
+            "64x32/8x8/8192x128 bf16",
+            "64x32/8x16/8192x128 bf16",
+            "16x64/8x8/8192x128 bf16",
+            "8x64/8x8/8192x128 bf16",
+            "1x64/8x64/8192x128 bf16 causal",
+            "16x64/8x64/512x128 bf16 causal",
+            "1x32/8x16/8192x128 bf16",
+        ];
+        insta::assert_snapshot!(problems.map(chosen).join("\n"), @r"
+        64x32/8x1/8192x128 bf16: v2_tc, splits false
+        64x32/8x8/8192x128 bf16: v2_tc, splits false
+        64x32/8x16/8192x128 bf16: v3, splits false
+        16x64/8x8/8192x128 bf16: v3, splits false
+        8x64/8x8/8192x128 bf16: v2_tc, splits true
+        1x64/8x64/8192x128 bf16 causal: v2_tc, splits true
+        16x64/8x64/512x128 bf16 causal: v3, splits false
+        1x32/8x16/8192x128 bf16: v2_tc, splits true
+        ");
     }
 
     #[test]

@@ -32,11 +32,14 @@ pub enum Technique {
     Overlap,
     /// Outputs that are rescaled where a row's maximum has grown by a factor of 256, not at each that is larger.
     Slack,
+    /// Tiles that the query heads of a KV head share, where queries are so few that they leave tiles of their own empty.
+    Grouping,
 }
 
 impl Technique {
     /// All of them.
-    pub const ALL: [Technique; 4] = [Technique::Producer, Technique::Turns, Technique::Overlap, Technique::Slack];
+    pub const ALL: [Technique; 5] =
+        [Technique::Producer, Technique::Turns, Technique::Overlap, Technique::Slack, Technique::Grouping];
 }
 
 impl fmt::Display for Technique {
@@ -46,6 +49,7 @@ impl fmt::Display for Technique {
             Technique::Turns => "turns",
             Technique::Overlap => "overlap",
             Technique::Slack => "slack",
+            Technique::Grouping => "grouping",
         })
     }
 }
@@ -70,6 +74,8 @@ pub struct Without {
     pub overlap: bool,
     /// [`Technique::Slack`].
     pub slack: bool,
+    /// [`Technique::Grouping`].
+    pub grouping: bool,
 }
 
 impl FromIterator<Technique> for Without {
@@ -79,6 +85,7 @@ impl FromIterator<Technique> for Without {
             Technique::Turns => Self { turns: true, ..without },
             Technique::Overlap => Self { overlap: true, ..without },
             Technique::Slack => Self { slack: true, ..without },
+            Technique::Grouping => Self { grouping: true, ..without },
         })
     }
 }

@@ -73,6 +73,14 @@ const OF_V2_TC: [(&str, &str, u32); 10] = [
     ("f32_d128_causal", "1x1x4096x128 causal", 1),
 ];
 
+/// For [`Stratum::V3`] besides: a name, and a problem.
+const OF_V3: [(&str, &str); 4] = [
+    ("bf16_d64_grouped", "1x8/1x64/4096x64 bf16"),
+    ("bf16_d128_grouped_causal", "1x8/1x64/4096x128 bf16 causal"),
+    ("bf16_d256_grouped", "1x7/1x5/4096x256 bf16"),
+    ("e4m3_d128_grouped_causal", "1x8/1x64/4096x128 e4m3 causal"),
+];
+
 /// The set: each kernel's name, `architecture/kernel/variant`, and the kernel.
 ///
 /// # Errors
@@ -111,7 +119,10 @@ pub fn configurations() -> Result<Vec<(String, Program)>, PlanError> {
         let shared = ON_TENSOR_CORES
             .into_iter()
             .flat_map(|(variant, problem)| [Stratum::V2Tc, Stratum::V3].map(|stratum| (stratum, variant, problem, 1)));
-        let own = OF_V2_TC.into_iter().map(|(variant, problem, splits)| (Stratum::V2Tc, variant, problem, splits));
+        let own = OF_V2_TC
+            .into_iter()
+            .map(|(variant, problem, splits)| (Stratum::V2Tc, variant, problem, splits))
+            .chain(OF_V3.into_iter().map(|(variant, problem)| (Stratum::V3, variant, problem, 1)));
         for (stratum, variant, problem, splits) in shared.chain(own).filter(|(stratum, ..)| stratum.runs_on(target)) {
             let Ok(problem) = problem.parse::<Problem>() else { continue };
             let options = Options { splits: Some(splits), ..Options::default() };

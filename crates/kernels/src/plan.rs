@@ -810,6 +810,7 @@ pub fn configure(
         return Err(PlanError::Tile { argument: "cluster", value: cluster, allowed });
     }
     let window = problem.mask != Mask::FULL && problem.mask != Mask::CAUSAL;
+    let tiles = options.tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem));
     let config = Config {
         target,
         dtype: problem.dtype,
@@ -823,7 +824,11 @@ pub fn configure(
             && (problem.mask != Mask::FULL || problem.varlen.is_some())
             && !options.without.producer,
         by_threads: false,
-        grouped: stratum == Stratum::V2Tc && v2_tc::shares_heads(problem),
+        grouped: match stratum {
+            Stratum::V2Tc => v2_tc::shares_heads(problem),
+            Stratum::V3 => !options.without.grouping && v3::shares_heads(problem, tiles.block_q),
+            _ => false,
+        },
         tf32: options.tf32,
         without: options.without,
         cluster: options.cluster.filter(|_| stratum == Stratum::V3).unwrap_or(1),
@@ -836,7 +841,7 @@ pub fn configure(
             _ => layout.vector(problem),
         },
         piece: layout.piece(problem),
-        tiles: options.tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem)),
+        tiles,
     };
     match stratum {
         Stratum::V2Tc => v2_tc::check_tiles(&config)?,
@@ -1065,15 +1070,16 @@ impl Planner<'_> {
                     && !self.config.without.producer
                     && self.config.cluster == 1 =>
             {
-                // What the copy engine cannot address threads copy, each tile in its turn.
-                (self.config.by_threads, self.config.dynamic) = (true, false);
+                // What the copy engine cannot address threads copy, each tile in its turn, and each head's by itself.
+                self.config = Config { by_threads: true, dynamic: false, grouped: false, ..self.config };
                 v3::check_tiles(&self.config)?;
                 [self.q()?, self.k()?, self.v()?].concat()
             }
             maps => maps?,
         };
+        let padding = self.config.grouped.then(|| ArgRef::U32(v3::rows_of_query(self.problem).ilog2()));
         let results = self.results()?;
-        self.launch_scheduled(v3::v3, inputs, Vec::new(), results, 1, true)
+        self.launch_scheduled(v3::v3, inputs, Vec::from_iter(padding), results, 1, true)
     }
 
     /// Adds a launch of a kernel that takes its tiles from [`crate::schedule`], one CTA each or, where CTAs stay, one after the
@@ -1091,11 +1097,13 @@ impl Planner<'_> {
         if problem.seqlen_q == 0 || problem.batch == 0 {
             return Ok(());
         }
-        // The heads that the grid runs over, and the rows of each.
-        let (heads, rows) = match config.grouped {
-            true => (problem.heads_kv, problem.seqlen_q as u64 * problem.group() as u64),
-            false => (problem.heads_q, problem.seqlen_q as u64),
+        // The heads that the grid runs over, and the rows that a query has of each.
+        let (heads, rows_of_query) = match (config.grouped, self.stratum) {
+            (false, _) => (problem.heads_q, 1),
+            (true, Stratum::V3) => (problem.heads_kv, v3::rows_of_query(problem)),
+            (true, _) => (problem.heads_kv, problem.group()),
         };
+        let rows = problem.seqlen_q as u64 * rows_of_query as u64;
         let blocks = rows.div_ceil(config.tiles.block_q.into()).next_multiple_of(config.cluster.into());
         let heads_in_all = problem.batch as u64 * heads as u64;
         let tiles = u128::from(heads_in_all) * u128::from(blocks);
@@ -1105,7 +1113,7 @@ impl Planner<'_> {
         };
         let tiles = ctas / splits;
         let blocks = blocks as u32;
-        let section = v3::section(problem, blocks);
+        let section = v3::section(problem, heads_in_all, blocks);
         let mut arguments = first;
         arguments.extend([
             ArgRef::S32(problem.seqlen_q as i32),
@@ -1185,7 +1193,7 @@ impl Planner<'_> {
         let stride = |extent: usize, stride: usize| if extent <= 1 { 16 } else { stride as u64 * bytes };
         let (row, head) = (stride(seqlen, strides.seq), stride(heads, strides.head));
         let (heads, dim) = (heads as u64, dim as u64);
-        let (sizes, strides, boxes) = if self.config.varlen {
+        let (mut sizes, mut strides, mut boxes) = if self.config.varlen {
             let row = strides.seq as u64 * bytes;
             let end = PACKED_END as u64;
             let back = (1u64 << 34).wrapping_sub(row);
@@ -1195,6 +1203,13 @@ impl Planner<'_> {
             let (seqlen, batches) = (seqlen.max(1) as u64, problem.batch as u64);
             (vec![dim, seqlen, heads, batches], vec![row, head, batch], vec![slab, rows, 1, 1])
         };
+        if buffer == Buffer::Q && self.config.grouped {
+            // The heads of one query after the other's; those of the next group stand for what a power of two has beyond.
+            let rows_of_query = v3::rows_of_query(problem) as u32;
+            sizes.swap(1, 2);
+            strides.swap(0, 1);
+            (boxes[1], boxes[2]) = (rows_of_query, rows / rows_of_query);
+        }
         // The address comes with the call; one that is aligned as all are said to be stands for it.
         let address = self.layout.alignment;
         let mut map = TensorMap::dense(problem.dtype.element(), address, &sizes, &strides, &boxes);
@@ -1477,6 +1492,32 @@ mod tests {
         let buffers = Buffers { q: 8, ..Default::default() };
         let error = plan.launches(&buffers, None).unwrap_err().to_string();
         assert_eq!(error, "q is at address 0x8: the plan was made for addresses that are multiples of 16");
+    }
+
+    #[test]
+    fn heads_share_tiles_of_v3_where_that_takes_fewer() {
+        let tiles_of = |text: &str, without: Without| {
+            let problem: Problem = text.parse().unwrap();
+            let options = Options { without, ..Options::default() };
+            let target = Target::best(Sm::Sm90);
+            let plan = plan_with(Stratum::V3, &problem, target, &Layout::contiguous(&problem), &options).unwrap();
+            (plan.config.grouped, plan.launches[0].ctas())
+        };
+        let shared = |text: &str, shared: u64, apart: u64| {
+            assert_eq!(tiles_of(text, Without::default()), (true, shared), "{text}");
+            assert_eq!(tiles_of(text, [Technique::Grouping].into_iter().collect()), (false, apart), "{text}");
+        };
+        let apart = |text: &str| assert!(!tiles_of(text, Without::default()).0, "{text}");
+        shared("2x32/8x1/999x128 bf16", 16, 64);
+        shared("1x8/1x64/999x128 bf16 causal", 4, 8);
+        shared("1x7/1x16/999x128 f16", 1, 7);
+        shared("1x64/1x100/999x64 e4m3", 34, 64);
+        shared("2x4/2x70x64 bf16 cu_seqlens_q=0,20,90 cu_seqlens_k=0,20,90", 4, 8);
+        // Full tiles, a head to each KV head, groups with more rows than a tile, rows that the copy engine cannot address.
+        apart("1x8/1x128/999x128 bf16");
+        apart("1x8x1/999x128 bf16");
+        apart("1x65/1x1/999x128 bf16");
+        apart("1x8/1x1/999x36 bf16");
     }
 
     #[test]

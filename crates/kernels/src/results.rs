@@ -175,7 +175,7 @@ impl Results {
         let rows = [0, 8].map(|offset| {
             let row = k.add(first, offset);
             let (query, head) = schedule.query(k, row);
-            let inside = k.setp(Compare::Lt, query, place.seqlen_q);
+            let mut inside = k.setp(Compare::Lt, query, place.seqlen_q);
             let stored = match (self.total_q, place.first_q) {
                 (Some(_), Some(first_q)) => k.add(query, first_q),
                 _ => query,
@@ -183,6 +183,7 @@ impl Results {
             let mut out = self.out.of_row(k, base, stored);
             let mut index = lse_index;
             if let Some(head) = head {
+                inside = schedule.is_of_group(k, head, inside);
                 index = k.add(index, head);
                 let head = k.cvt::<U64, _>(head);
                 out = k.mad(head, self.out.head, out);

@@ -4,7 +4,17 @@ use std::panic::Location;
 
 use ptx::{Compare, Global, KernelBuilder, Pointer, Pred, Reg, S32, U32, U64};
 
+use crate::Problem;
 use crate::config::Config;
+
+/// Whether the query heads of a KV head should share tiles of so many rows, `of_query` of them for each query: where their
+/// queries are so few that they leave tiles of their own empty.
+pub fn shares_heads(problem: &Problem, tile: usize, of_query: usize) -> bool {
+    let (queries, group) = (problem.seqlen_q, problem.group());
+    let apart = group * queries.div_ceil(tile);
+    let together = (queries * of_query).div_ceil(tile);
+    group > 1 && 10 * together < 9 * apart
+}
 
 /// The order of the tiles of queries, and what is the same for all of them: kernel parameters.
 ///
@@ -45,6 +55,8 @@ pub struct Schedule {
     grouped: bool,
     /// Whether CTAs share the blocks of their tiles, and must go through the same ones.
     shared: bool,
+    /// Where each query has a power of two of those rows, however many heads there are, the logarithm to base 2.
+    log2_rows_of_query: Option<Reg<U32>>,
 }
 
 /// A tile of queries, and the blocks of keys it needs.
@@ -135,8 +147,15 @@ impl Schedule {
                 block_kv,
                 grouped: config.grouped,
                 shared: config.cluster > 1,
+                log2_rows_of_query: None,
             }
         })
+    }
+
+    /// The same, each query of grouped heads with a power of two of rows: declares `log2_rows_of_query`.
+    #[track_caller]
+    pub fn padded(self, k: &mut KernelBuilder) -> Self {
+        Self { log2_rows_of_query: self.grouped.then(|| k.param("log2_rows_of_query")), ..self }
     }
 
     /// What tile `index` is; where keys are split, all tiles with their first part of the keys come first, then all with the next.
@@ -317,10 +336,40 @@ impl Schedule {
             return (row, None);
         }
         k.at(Location::caller(), |k| {
-            let query = k.div(row.cast::<U32>(), self.group);
-            let heads = k.mul(query, self.group);
-            (query.cast(), Some(k.sub(row.cast::<U32>(), heads)))
+            let row = row.cast::<U32>();
+            let (query, heads) = match self.log2_rows_of_query {
+                None => {
+                    let query = k.div(row, self.group);
+                    (query, k.mul(query, self.group))
+                }
+                Some(log2) => {
+                    let query = k.shr(row, log2);
+                    (query, k.shl(query, log2))
+                }
+            };
+            (query.cast(), Some(k.sub(row, heads)))
         })
+    }
+
+    /// Whether `there` holds and a row of `head`, as [`Schedule::query`] gives it, is one of the group's.
+    #[track_caller]
+    pub fn is_of_group(&self, k: &mut KernelBuilder, head: Reg<U32>, there: Reg<Pred>) -> Reg<Pred> {
+        match self.log2_rows_of_query {
+            None => there,
+            Some(_) => k.setp_and(Compare::Lt, head, self.group, there),
+        }
+    }
+
+    /// `head`, as [`Schedule::query`] gives it, or where that is none of the group's, one of those.
+    #[track_caller]
+    pub fn some_of_group(&self, k: &mut KernelBuilder, head: Reg<U32>) -> Reg<U32> {
+        match self.log2_rows_of_query {
+            None => head,
+            Some(_) => k.at(Location::caller(), |k| {
+                let last = k.sub(self.group, 1);
+                k.min(head, last)
+            }),
+        }
     }
 
     /// The keys that a query sees, `first..end`, in its sequence.

@@ -86,7 +86,13 @@ impl Scores {
                 let row = k.add(first, offset);
                 let (query, head) = schedule.query(k, row);
                 // Rows past the end have no slope of their own: whatever is read, they are not stored.
-                let head = head.map_or(work.head, |head| k.add(head, work.head));
+                let head = match head {
+                    None => work.head,
+                    Some(head) => {
+                        let head = schedule.some_of_group(k, head);
+                        k.add(head, work.head)
+                    }
+                };
                 let index = k.mad(work.batch, slopes.batch, head);
                 let place = k.mad_wide(index, 4, slopes.base);
                 let slope = k.ld::<F32, _>(Pointer::<Global>::at(place));

@@ -20,7 +20,7 @@ use crate::copies::{Copies, Fetched, Stream};
 use crate::mma::{self, Pair, Part, Product, ROWS, Reader, Rows, Tile};
 use crate::pages::{PageTable, PagedStream};
 use crate::results::{Place, Results};
-use crate::schedule::{Schedule, Work};
+use crate::schedule::{self, Schedule, Work};
 use crate::scores::{Alibi, Scores};
 use crate::strided::Strided;
 use crate::tile::SharedMemory;
@@ -167,14 +167,11 @@ fn is_small(sm: arch::Sm) -> bool {
     sm.limits().shared_bytes < LARGE
 }
 
-/// Whether the query heads of a KV head should share tiles: where their queries are so few that they leave tiles empty.
+/// Whether the query heads of a KV head share tiles.
 pub fn shares_heads(problem: &Problem) -> bool {
     /// Rows of a tile: what they fill of it, or of two, is the question.
     const TILE: usize = 128;
-    let (queries, group) = (problem.seqlen_q, problem.group());
-    let apart = group * queries.div_ceil(TILE);
-    let together = (queries * group).div_ceil(TILE);
-    group > 1 && 10 * together < 9 * apart
+    schedule::shares_heads(problem, TILE, problem.group())
 }
 
 /// The tile sizes, by architecture and the larger of `head_dim` and `head_dim_v`.

@@ -5,6 +5,8 @@
 //! another computes on: the scores of the next block are under way while the values of this one are multiplied, and while a
 //! warpgroup has the tensor cores the others exponentiate. CTAs stay, and a tile's last product runs beside the next tile's first.
 //!
+//! Where queries are few the query heads of a KV head share tiles: the rows of one are those heads, query after query.
+//!
 //! On 8-bit inputs the matrix instructions want both factors' inner dimension contiguous, and that of values is not: the other
 //! three warps of the warpgroup that loads turn each tile of values once it has come.
 //!
@@ -25,7 +27,7 @@ use crate::hopper::{
     BARRIER, Cursor, ROWS, Ring, SLAB_ROW, Tile, Transposer, Turns, WARPGROUP, multiply_registers, multiply_rows, slab,
 };
 use crate::results::{Place, Results};
-use crate::schedule::{Schedule, Work};
+use crate::schedule::{self, Schedule, Work};
 use crate::scores::{Alibi, Scores};
 use crate::strided::Strided;
 use crate::tile::SharedMemory;
@@ -134,7 +136,7 @@ const NEXT_STAGES: u32 = 2;
 /// the head dimension leaves no room for more, or 64 where rows are so short that what a block has beyond their end counts.
 /// Where the head dimension is at most 64 a third warpgroup keeps the tensor cores busy beside the exponentials, unless a
 /// causal mask leaves short rows for which smaller tiles waste less. Products of 8-bit types take half the time: what holds
-/// for 64 columns of 16 bits holds for 128 of theirs.
+/// for 64 columns of 16 bits holds for 128 of theirs. Rows that heads share have no more warpgroups than they fill.
 pub fn default_tiles(problem: &Problem) -> Tiles {
     const SHORT: usize = 2048;
     const LONG: usize = 8192;
@@ -150,7 +152,21 @@ pub fn default_tiles(problem: &Problem) -> Tiles {
         _ if short || problem.seqlen_k < SHORT / 2 => (2, 64),
         _ => (2, 80),
     };
+    let filled = || (problem.seqlen_q * rows_of_query(problem)).div_ceil(ROWS as usize) as u32;
+    let consumers = if shares_heads(problem, consumers * ROWS) { consumers.min(filled()) } else { consumers };
     Tiles { block_q: consumers * ROWS, block_kv, threads: WARPGROUP * (consumers + 1) }
+}
+
+/// Rows that a query has in tiles that the heads of its group share: a power of two, so that tiles are boxes of whole queries and
+/// a row's query is a shift away.
+pub fn rows_of_query(problem: &Problem) -> usize {
+    problem.group().next_power_of_two()
+}
+
+/// Whether the query heads of a KV head share tiles of `block_q` rows.
+pub fn shares_heads(problem: &Problem, block_q: u32) -> bool {
+    let rows = rows_of_query(problem);
+    rows <= ROWS as usize && schedule::shares_heads(problem, block_q as usize, rows)
 }
 
 /// Checks tile sizes against what the kernel can do with them.
@@ -213,18 +229,18 @@ pub fn check_cluster(config: &Config) -> Result<(), PlanError> {
     Err(PlanError::Cluster { cluster: config.cluster, of })
 }
 
-/// How many heads' tiles are taken together: as many as leave their keys and values in L2, in sections of about one size.
-/// Without a mask the tiles of a head follow each other: they run at the same time and read the same keys.
-pub fn section(problem: &Problem, blocks: u32) -> u32 {
+/// How many of so many `heads` have their tiles taken together: as many as leave their keys and values in L2, in sections of
+/// about one size. Without a mask the tiles of a head follow each other: they run at the same time and read the same keys.
+pub fn section(problem: &Problem, heads: u64, blocks: u32) -> u32 {
     /// What of L2 the keys and values of a section may take.
     const BYTES: u64 = 32 << 20;
-    let heads = (problem.batch * problem.heads_q) as u64;
     if problem.mask == Mask::FULL || blocks == 0 {
         return 1;
     }
     let columns = (problem.head_dim + problem.head_dim_v) as u64;
     let bytes = problem.seqlen_k as u64 * columns * problem.dtype.bytes() as u64;
-    let fit = BYTES * problem.group() as u64 / bytes.max(1);
+    let of_kv_head = heads / ((problem.batch * problem.heads_kv) as u64).max(1);
+    let fit = BYTES * of_kv_head / bytes.max(1);
     let sections = heads.div_ceil(fit.clamp(1, heads));
     heads.div_ceil(sections) as u32
 }
@@ -283,7 +299,7 @@ pub fn v3(config: &Config) -> Result<Program, KernelError> {
     }
 
     let source = Source::new(k, config);
-    let schedule = Schedule::new(k, config);
+    let schedule = Schedule::new(k, config).padded(k);
     let results = Results::new(k, config);
     let scores = Scores::new(k, config);
     let descales = DescaleParams::new(k, config);
@@ -556,8 +572,13 @@ fn load_queries(k: &mut KernelBuilder, cta: &Cta, work: &Work, map: TensorMapPar
     for (group, ring) in cta.queries.iter().enumerate() {
         let full = ring.begin_filling(k, at, queries.bytes());
         let row = k.add(work.row, (group as u32 * ROWS) as i32);
+        let (query, head) = cta.schedule.query(k, row);
         let packed = work.first_q.map(|first| (first, work.seqlen_q));
-        let rows = cta.rows(k, row, work.head, work.batch, packed);
+        let mut rows = cta.rows(k, query, work.head, work.batch, packed);
+        if head.is_some() {
+            // The box has a query's heads one after the other.
+            rows.swap(0, 1);
+        }
         let to = ring.tile(k, at);
         queries.load(k, to, map, &rows, (full, ring.ctas));
     }
@@ -1215,7 +1236,8 @@ impl<'a> Consumer<'a> {
         let row = k.add(work.row, self.row);
         let seen = [0, 8].map(|offset| {
             let row = k.add(row, offset);
-            let (first, end) = self.cta.schedule.seen(k, work, row);
+            let (query, _) = self.cta.schedule.query(k, row);
+            let (first, end) = self.cta.schedule.seen(k, work, query);
             (first.map(|first| k.sub(first, column)), k.sub(end, column))
         });
         let [(first, end), (other_first, other_end)] = seen;

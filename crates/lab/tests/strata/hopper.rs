@@ -4,7 +4,9 @@ use arch::Sm;
 use emulator::{Device, Options, Policy};
 use flashstrata::Planner;
 use flashstrata::compute::compute;
-use kernels::{Dtype, Inputs, Layout, Mask, Problem, ProblemSpec, Stratum, Technique, Tiles, check, plain, reference};
+use kernels::{
+    Dtype, Inputs, Layout, Mask, Plan, Problem, ProblemSpec, Stratum, Technique, Tiles, check, plain, reference,
+};
 use lab::{CaseId, Outcome, verify};
 
 /// So few multiprocessors that a CTA takes several tiles.
@@ -53,14 +55,26 @@ fn within_tolerance(spec: &ProblemSpec, tiles: Option<Tiles>, policy: Policy, mu
 fn within_tolerance_of(spec: &ProblemSpec, options: &kernels::Options, policy: Policy, multiprocessors: u32) {
     let problem: Problem = spec.clone().build().unwrap();
     let inputs = Inputs::randn(&problem, 5).unwrap();
-    let layout = Layout::of(&problem, &inputs).unwrap();
+    holds(&problem, &inputs, options, policy, multiprocessors);
+}
+
+/// The plan for contiguous tensors.
+fn planned(spec: &ProblemSpec, options: &kernels::Options) -> Plan {
+    let problem: Problem = spec.clone().build().unwrap();
+    plan_on(&problem, &Layout::contiguous(&problem), options)
+}
+
+fn plan_on(problem: &Problem, layout: &Layout, options: &kernels::Options) -> Plan {
+    kernels::plan_with(Stratum::V3, problem, arch::Target::best(Sm::Sm90), layout, options).unwrap()
+}
+
+fn holds(problem: &Problem, inputs: &Inputs, options: &kernels::Options, policy: Policy, multiprocessors: u32) {
     let name = format!("{problem}, {options:?}, {policy:?}, {multiprocessors} multiprocessors");
-    let target = arch::Target::best(Sm::Sm90);
-    let plan = kernels::plan_with(Stratum::V3, &problem, target, &layout, options).unwrap();
-    let computed = compute(&mut device(policy, multiprocessors), &plan, &problem, &inputs);
+    let plan = plan_on(problem, &Layout::of(problem, inputs).unwrap(), options);
+    let computed = compute(&mut device(policy, multiprocessors), &plan, problem, inputs);
     let computed = computed.unwrap_or_else(|error| panic!("{name}: {error}"));
-    let reference = reference(&problem, &inputs).unwrap();
-    let verdict = check(&problem, &computed.outputs, &reference, &plain(&problem, &inputs).unwrap()).unwrap();
+    let reference = reference(problem, inputs).unwrap();
+    let verdict = check(problem, &computed.outputs, &reference, &plain(problem, inputs).unwrap()).unwrap();
     assert!(verdict.passed(), "{name}: {verdict:?}");
 }
 
@@ -77,6 +91,72 @@ fn head_dims_lengths_and_masks() {
             let spec = spec.heads_kv(1 + index % 2).dtype([Dtype::F16, Dtype::Bf16][kind % 2]);
             within_tolerance(&spec, None, POLICIES[(index + kind) % POLICIES.len()], 1 + index as u32 % 3);
         }
+    }
+}
+
+const GROUPS: [usize; 9] = [2, 3, 4, 5, 6, 7, 8, 16, 64];
+
+/// Query heads that share tiles, with every kind of score: by group, few queries and masks.
+#[test]
+fn heads_that_share_tiles() {
+    let queries = [1, 3, 16, 64, 100];
+    let masks = [Mask::FULL, Mask::CAUSAL, Mask::window(40, 3), Mask::window(0, -1), Mask::window(130, -20)];
+    let dims = [(64, 64), (128, 128), (40, 72), (256, 256), (96, 96), (32, 64), (192, 128)];
+    for (index, group) in GROUPS.into_iter().enumerate() {
+        for (turn, seqlen_q) in queries.into_iter().enumerate() {
+            let number = index * queries.len() + turn;
+            let (heads_kv, (d, d_v)) = (1 + number % 2, dims[number % dims.len()]);
+            let seqlen_k = [270, 5, 329, 128, 64, 200, 1][(number + turn) % 7];
+            let mut spec = ProblemSpec::new(2, group * heads_kv, seqlen_q, d).heads_kv(heads_kv).head_dim_v(d_v);
+            spec = spec.seqlen_k(seqlen_k).mask(masks[(index + turn) % masks.len()]);
+            spec = spec.dtype([Dtype::F16, Dtype::Bf16, Dtype::Bf16, Dtype::F16][number % 4]);
+            if number % 3 == 1 {
+                let slopes = 2 * group * heads_kv;
+                spec = spec.alibi_slopes((0..slopes).map(|head| 0.5 / (1 + head) as f32).collect());
+            }
+            if number % 5 == 2 {
+                spec = spec.softcap(5.0);
+            }
+            if d % 16 == 0 && d_v % 16 == 0 && number % 4 == 3 {
+                spec = spec.dtype(Dtype::E4m3);
+            }
+            let grouped = planned(&spec, &kernels::Options::default()).config.grouped;
+            assert!(grouped || group * seqlen_q > 64, "{group} heads of {seqlen_q} queries");
+            within_tolerance(&spec, None, POLICIES[number % POLICIES.len()], 1 + number as u32 % 3);
+        }
+    }
+}
+
+/// The same of packed sequences, empty ones among them, of tensors that lie otherwise, on given tiles, and by threads that load
+/// and compute.
+#[test]
+fn heads_that_share_tiles_elsewhere() {
+    let (cu_q, cu_k) = (vec![0, 0, 20, 21, 50], vec![0, 70, 70, 400, 530]);
+    let masks = [Mask::FULL, Mask::CAUSAL, Mask::window(30, 30)];
+    for (index, group) in GROUPS.into_iter().enumerate() {
+        let (policy, mask) = (POLICIES[index % POLICIES.len()], masks[index % masks.len()]);
+        let dtype = [Dtype::Bf16, Dtype::E4m3][index % 2];
+        let mut packed = ProblemSpec::packed(2 * group, 64, cu_q.clone(), cu_k.clone()).heads_kv(2);
+        packed = packed.dtype(dtype).mask(mask);
+        if index % 3 == 0 {
+            packed = packed.alibi_slopes((0..8 * group).map(|head| 0.5 / (1 + head) as f32).collect());
+        }
+        within_tolerance(&packed, None, policy, FEW);
+
+        let tiles = [(64, 64), (128, 64), (192, 48)][index % 3];
+        let tiles = Tiles { block_q: tiles.0, block_kv: tiles.1, threads: 2 * tiles.0 + 128 };
+        let spec = ProblemSpec::new(1, 2 * group, 20, 64).seqlen_k(233).heads_kv(2).dtype(Dtype::Bf16).mask(mask);
+        let without = [Technique::Producer].into_iter().filter(|_| index % 2 == 0).collect();
+        let options = kernels::Options { tiles: Some(tiles), without, ..kernels::Options::default() };
+        assert!(planned(&spec, &options).config.grouped);
+        within_tolerance_of(&spec, &options, policy, FEW);
+
+        // Head by head, and keys and values that are the same for all of them.
+        let problem = spec.build().unwrap();
+        let mut inputs = Inputs::randn(&problem, 6).unwrap();
+        inputs.q = inputs.q.transpose(1, 2).unwrap().contiguous().unwrap().transpose(1, 2).unwrap();
+        inputs.k = inputs.k.narrow(2, 1, 1).unwrap().contiguous().unwrap().expand(2, 2).unwrap();
+        holds(&problem, &inputs, &kernels::Options::default(), policy, 1);
     }
 }
 
