@@ -410,6 +410,18 @@ impl Work {
         }
     }
 
+    /// Whether some query of the tile does not see all keys of a block.
+    #[track_caller]
+    pub fn is_at_border(&self, k: &mut KernelBuilder, block: Reg<S32>) -> Reg<Pred> {
+        k.at(Location::caller(), |k| {
+            let at_right = k.setp(Compare::Ge, block, self.right_border);
+            match self.left_border {
+                None => at_right,
+                Some(border) => k.setp_or(Compare::Lt, block, border, at_right),
+            }
+        })
+    }
+
     /// The first block that the tile needs, where it needs any.
     pub fn first_block(&self) -> ptx::Src<S32> {
         self.lowest.map_or(0.into(), Into::into)

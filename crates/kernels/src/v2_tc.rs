@@ -403,6 +403,11 @@ impl<'a> Warp<'a> {
             (None, Some(lowest)) => lowest,
             (Some(border), Some(lowest)) => k.max(border, lowest),
         };
+        if self.asks_for_borders() {
+            let lowest = down_to(k, None);
+            k.while_(|k| k.setp(Compare::Ge, block, lowest), |k| self.block(k, ring, &held, block, true));
+            return;
+        }
         for (border, masked) in [(Some(work.right_border), true), (work.left_border, false)] {
             let border = down_to(k, border);
             k.while_(|k| k.setp(Compare::Ge, block, border), |k| self.block(k, ring, &held, block, masked));
@@ -410,6 +415,12 @@ impl<'a> Warp<'a> {
         if let Some(lowest) = work.lowest {
             k.while_(|k| k.setp(Compare::Ge, block, lowest), |k| self.block(k, ring, &held, block, true));
         }
+    }
+
+    /// Whether all blocks have one loop, which asks whether they are at a border: a capped score is so many instructions that a driver
+    /// compiles the three loops of a window for more than a second.
+    fn asks_for_borders(&self) -> bool {
+        self.config.softcap && self.config.window
     }
 
     /// The queries' first steps in registers, of each fragment, as many as there is room for.
@@ -439,9 +450,17 @@ impl<'a> Warp<'a> {
             let column = k.mad(self.quad.place.cast::<S32>(), 2, key);
             for fragment in &self.fragments {
                 self.scores.modify(k, &fragment.scores, fragment.alibi.as_ref(), column);
-                if masked {
+            }
+            let hide = |k: &mut KernelBuilder| {
+                for fragment in &self.fragments {
                     self.hide(k, fragment, column);
                 }
+            };
+            if masked && self.asks_for_borders() {
+                let at_border = self.work.is_at_border(k, block);
+                k.if_(at_border, hide);
+            } else if masked {
+                hide(k);
             }
         }
         // Without a mask the last block has a key for every query.

@@ -1224,10 +1224,7 @@ impl<'a> Consumer<'a> {
 
     /// Hides keys where the block is at a border, which the first block of a tile may or may not be.
     fn hide_at_border(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>) {
-        let mut at_border = k.setp(Compare::Ge, block, work.right_border);
-        if let Some(border) = work.left_border {
-            at_border = k.setp_or(Compare::Lt, block, border, at_border);
-        }
+        let at_border = work.is_at_border(k, block);
         k.if_(at_border, |k| self.hide(k, work, block));
     }
 
