@@ -1153,17 +1153,17 @@ impl<'a> Consumer<'a> {
             self.hide_at_border(k, tile.work, block);
         }
         let rescale = self.state.absorb(k, &self.scores, !config.causal && !config.window && !config.alibi);
+        let changes = k.setp(Compare::Ne, rescale[0], 1.0);
+        let changes = k.setp_or(Compare::Ne, rescale[1], 1.0, changes);
+        let changes = k.vote_any(changes);
+        // The branch also keeps the assembler from waiting before it exponentiates: it moves instructions within straight code.
+        k.if_(changes, |k| {
+            k.wgmma_wait(0);
+            self.out.scale_rows(k, rescale);
+        });
         k.wgmma_wait(0);
         self.valued(k);
         self.scores.narrow_to(k, config.dtype, &self.p);
-        if config.without.slack || config.dtype.is_scaled() {
-            self.out.scale_rows(k, rescale);
-        } else {
-            let changes = k.setp(Compare::Ne, rescale[0], 1.0);
-            let changes = k.setp_or(Compare::Ne, rescale[1], 1.0, changes);
-            let changes = k.vote_any(changes);
-            k.if_(changes, |k| self.out.scale_rows(k, rescale));
-        }
         self.ask_for_block(k, tile.work, block);
     }
 
