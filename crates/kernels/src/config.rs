@@ -30,7 +30,7 @@ pub enum Technique {
     Turns,
     /// Exponentials beside the product with the values of the block before.
     Overlap,
-    /// Outputs that are rescaled where a row's maximum has grown by a factor of 256, not at each that is larger.
+    /// Outputs of more than 192 columns that are rescaled where a row's maximum has grown by a factor of 256, not at each that is larger.
     Slack,
     /// Tiles that the query heads of a KV head share, where queries are so few that they leave tiles of their own empty.
     Grouping,

@@ -124,7 +124,7 @@ fn matrix_descriptor(k: &mut KernelBuilder, address: Reg<U32>, leading: u32, str
     k.or(address, fixed)
 }
 
-/// `scores = queries x keys^T` of one warpgroup, under way: to be committed and waited for.
+/// `scores = queries x keys^T` of one warpgroup, under way: to be waited for.
 #[track_caller]
 pub fn multiply_rows(
     k: &mut KernelBuilder,
@@ -140,10 +140,11 @@ pub fn multiply_rows(
             let accumulate = if step == 0 { never } else { always };
             k.wgmma_shared(&scores.values, a, b, accumulate, queries.dtype.ty());
         }
+        k.wgmma_commit();
     });
 }
 
-/// `out += p x values` of one warpgroup, under way: to be committed and waited for. `p` is in registers, see [`Accumulator::narrow_to`];
+/// `out += p x values` of one warpgroup, under way: to be waited for. `p` is in registers, see [`Accumulator::narrow_to`];
 /// the values lie `along` the tile's rows, or along its columns in the order of [`Transposer`].
 #[track_caller]
 pub fn multiply_registers(
@@ -159,6 +160,7 @@ pub fn multiply_registers(
             let b = k.add(v, b);
             k.wgmma_registers(&out.values, a, (b, along), always, values.dtype.ty());
         }
+        k.wgmma_commit();
     });
 }
 

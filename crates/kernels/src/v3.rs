@@ -910,8 +910,28 @@ struct Consumer<'a> {
     never: Reg<Pred>,
 }
 
-/// By how much exponents may be larger than those of the maximum that they are counted from: 16-bit weights are far from their largest.
-const SLACK: f32 = 8.0;
+/// Keys of a block that some queries do not see.
+#[derive(Clone, Copy)]
+enum Hide {
+    /// There are none.
+    Nothing,
+    /// There are some.
+    Some,
+    /// There are where the block is at a border.
+    AtBorder,
+}
+
+/// Columns of an output that is said to be wide if it has more.
+const WIDE: u32 = 192;
+
+/// By how much exponents may be larger than those of the maximum that they are counted from, so that the output is seldom rescaled. It
+/// pays for wide ones alone (docs/lab-notes/v3.md, 19). 16-bit weights are far from their largest; 8-bit ones are not.
+fn slack(config: &Config) -> f32 {
+    match config.head_dim_v > WIDE && !config.dtype.is_scaled() && !config.without.slack {
+        true => 8.0,
+        false => 0.0,
+    }
+}
 
 /// A warpgroup that computes, and where `maps` are given loads as well.
 fn consume(k: &mut KernelBuilder, cta: &Cta, results: &Results, maps: Option<[TensorMapParam; 3]>) {
@@ -975,11 +995,7 @@ impl<'a> Consumer<'a> {
                 let scale = k.reg();
                 RowState::new(k, scale, TOP)
             } else {
-                RowState::new(k, cta.scores.to_exponent, 0.0).with_slack(if cta.config.without.slack {
-                    0.0
-                } else {
-                    SLACK
-                })
+                RowState::new(k, cta.scores.to_exponent, 0.0).with_slack(slack(cta.config))
             },
             always: k.mov_p(true),
             never: k.mov_p(false),
@@ -995,13 +1011,9 @@ impl<'a> Consumer<'a> {
         let under_way = k.mov_p(false);
         let place = Place::new(k, self.cta.config);
         k.while_(
-            |k| k.setp_or(Compare::Lt, tile, schedule.tiles, under_way),
+            |k| k.setp(Compare::Lt, tile, schedule.tiles),
             |k| {
-                let more = k.setp(Compare::Lt, tile, schedule.tiles);
-                // After the last tile its last product is left: of any tile, there is nothing to compute.
-                let last = k.sub(schedule.tiles, 1);
-                let of = k.min(tile, last);
-                let work = schedule.work(k, of);
+                let work = schedule.work(k, tile);
                 let descales = self.cta.descales.as_ref().map(|descales| descales.of(k, &work));
                 let scores = match descales {
                     None => self.cta.scores,
@@ -1012,7 +1024,6 @@ impl<'a> Consumer<'a> {
                 };
                 let own_place = Place::of(&work).scaled(descales.map(|[.., v]| v));
                 let nothing = work.sees_nothing(k);
-                let nothing = k.and_p(nothing, more);
                 k.if_else(
                     nothing,
                     |k| self.store_nothing(k, &own_place),
@@ -1020,27 +1031,26 @@ impl<'a> Consumer<'a> {
                         let alibi = scores.alibi(k, schedule, &work, self.row);
                         let tile = Current { work: &work, scores, alibi };
                         let block = k.mov(work.last);
-                        self.change(k, (under_way, &place), (more, &tile, block));
-                        k.mov_p_to(under_way, false);
-                        k.if_(more, |k| {
-                            k.mov_p_to(under_way, true);
-                            place.set(k, &own_place);
-                            self.out.clear(k);
-                            self.other_blocks(k, &tile, block);
-                            self.queries.advance(k, self.at_queries);
-                        });
+                        k.if_else(
+                            under_way,
+                            |k| self.begin_beside(k, &tile, block, &place),
+                            |k| self.begin(k, &tile, block),
+                        );
+                        place.set(k, &own_place);
+                        self.out.clear(k);
+                        k.mov_p_to(under_way, true);
+                        self.other_blocks(k, &tile, block);
+                        self.queries.advance(k, self.at_queries);
                     },
                 );
                 if self.cta.config.dynamic {
-                    k.if_(more, |k| {
-                        self.cta.next.wait_full(k, at_next);
-                        let from = number(k, self.cta, at_next);
-                        let next = k.ld::<U32, _>(from);
-                        let next = k.shfl_idx(next, 0);
-                        k.mov_to(tile, next);
-                        self.cta.next.release(k, at_next, self.leader);
-                        self.cta.next.advance(k, at_next);
-                    });
+                    self.cta.next.wait_full(k, at_next);
+                    let from = number(k, self.cta, at_next);
+                    let next = k.ld::<U32, _>(from);
+                    let next = k.shfl_idx(next, 0);
+                    k.mov_to(tile, next);
+                    self.cta.next.release(k, at_next, self.leader);
+                    self.cta.next.advance(k, at_next);
                 } else {
                     k.add_to(tile, tile, ctas);
                 }
@@ -1049,56 +1059,57 @@ impl<'a> Consumer<'a> {
         if let Some(turns) = &self.turns {
             turns.finish(k);
         }
+        k.if_(under_way, |k| {
+            self.cta.values.wait_full(k, self.at_values);
+            self.add_values(k);
+            k.wgmma_wait(0);
+            self.store(k, &place, &self.state);
+        });
     }
 
-    /// From a tile, if there was one, to the next, if there is one: the first block of this beside the last product of that,
-    /// whose output is stored.
-    fn change(
-        &self,
-        k: &mut KernelBuilder,
-        (under_way, before): (Reg<Pred>, &Place),
-        (more, tile, block): (Reg<Pred>, &Current, Reg<S32>),
-    ) {
+    /// The first block of the first tile.
+    fn begin(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
+        self.ask_for_tile(k, tile.work);
+        self.in_turn(k, |k| {
+            self.queries.wait_full(k, self.at_queries);
+            self.cta.keys.wait_full(k, self.at_keys);
+            self.score(k);
+        });
+        k.wgmma_wait(0);
+        self.scored(k, tile.work, block);
+        self.modify(k, tile, block);
+        self.hide_at_border(k, tile.work, block);
+        self.state.clear(k);
+        self.set_scale(k, tile);
+        self.state.absorb(k, &self.scores, false);
+        self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
+        self.ask_for_block(k, tile.work, block);
+    }
+
+    /// The first block of a tile, beside the last product of the one before, whose output is stored.
+    fn begin_beside(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, before: &Place) {
+        self.ask_for_tile(k, tile.work);
+        self.in_turn(k, |k| {
+            self.queries.wait_full(k, self.at_queries);
+            self.cta.keys.wait_full(k, self.at_keys);
+            self.score(k);
+            self.cta.values.wait_full(k, self.at_values);
+            self.add_values(k);
+        });
+        k.wgmma_wait(self.beside());
+        self.scored(k, tile.work, block);
+        self.modify(k, tile, block);
+        self.hide_at_border(k, tile.work, block);
         let state = self.state.another(k, tile.scores.to_exponent);
         state.clear(k);
-        k.if_else(
-            more,
-            |k| {
-                self.ask_for_tile(k, tile.work);
-                self.in_turn(k, |k| {
-                    self.queries.wait_full(k, self.at_queries);
-                    self.cta.keys.wait_full(k, self.at_keys);
-                    self.score(k);
-                    k.wgmma_commit();
-                    k.if_(under_way, |k| {
-                        self.cta.values.wait_full(k, self.at_values);
-                        self.add_values(k);
-                    });
-                    k.wgmma_commit();
-                });
-                k.wgmma_wait(self.beside());
-                self.scored(k, tile.work, block);
-                self.modify(k, tile, block);
-                self.hide_at_border(k, tile.work, block);
-                state.absorb(k, &self.scores, false);
-            },
-            |k| {
-                self.cta.values.wait_full(k, self.at_values);
-                self.add_values(k);
-                k.wgmma_commit();
-            },
-        );
+        state.absorb(k, &self.scores, false);
         k.wgmma_wait(0);
-        k.if_(under_way, |k| {
-            self.valued(k);
-            self.store(k, before, &self.state);
-        });
-        k.if_(more, |k| {
-            self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
-            self.state.set(k, &state);
-            self.set_scale(k, tile);
-            self.ask_for_block(k, tile.work, block);
-        });
+        self.valued(k);
+        self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
+        self.store(k, before, &self.state);
+        self.state.set(k, &state);
+        self.set_scale(k, tile);
+        self.ask_for_block(k, tile.work, block);
     }
 
     /// Products that are left to run beside exponentials.
@@ -1127,43 +1138,52 @@ impl<'a> Consumer<'a> {
         }
     }
 
-    /// The blocks of a tile after its first, from the last down.
-    ///
-    /// One loop for those at a border and the others: where masked ones had their own, a driver took twice as long to compile.
+    /// The blocks of a tile after its first, from the last down: those at a border masked, the others not.
     fn other_blocks(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
-        k.while_(|k| k.setp(Compare::Gt, block, tile.work.first_block()), |k| self.block(k, tile, block));
+        let work = tile.work;
+        let config = self.cta.config;
+        if config.softcap || config.window || config.head_dim_v > WIDE {
+            // A driver compiles two or three loops of so many instructions for more than a second.
+            let hide = if config.causal || config.window { Hide::AtBorder } else { Hide::Nothing };
+            k.while_(|k| k.setp(Compare::Gt, block, work.first_block()), |k| self.block(k, tile, block, hide));
+            return;
+        }
+        if config.causal {
+            k.while_(|k| k.setp(Compare::Gt, block, work.right_border), |k| self.block(k, tile, block, Hide::Some));
+        }
+        k.while_(|k| k.setp(Compare::Gt, block, 0), |k| self.block(k, tile, block, Hide::Nothing));
     }
 
     /// The next block: its scores beside the product with the values of the one before.
-    fn block(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
+    fn block(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, hide: Hide) {
         let config = self.cta.config;
         k.sub_to(block, block, 1);
         self.in_turn(k, |k| {
             self.cta.keys.wait_full(k, self.at_keys);
             self.score(k);
-            k.wgmma_commit();
             self.cta.values.wait_full(k, self.at_values);
             self.add_values(k);
-            k.wgmma_commit();
         });
         k.wgmma_wait(self.beside());
         self.scored(k, tile.work, block);
         self.modify(k, tile, block);
-        if config.causal || config.window {
-            self.hide_at_border(k, tile.work, block);
+        match hide {
+            Hide::Nothing => {}
+            Hide::Some => self.hide(k, tile.work, block),
+            Hide::AtBorder => self.hide_at_border(k, tile.work, block),
         }
         let rescale = self.state.absorb(k, &self.scores, !config.causal && !config.window && !config.alibi);
-        let changes = k.setp(Compare::Ne, rescale[0], 1.0);
-        let changes = k.setp_or(Compare::Ne, rescale[1], 1.0, changes);
-        let changes = k.vote_any(changes);
-        // The branch also keeps the assembler from waiting before it exponentiates: it moves instructions within straight code.
-        k.if_(changes, |k| {
-            k.wgmma_wait(0);
-            self.out.scale_rows(k, rescale);
-        });
         k.wgmma_wait(0);
         self.valued(k);
         self.scores.narrow_to(k, config.dtype, &self.p);
+        if slack(config) == 0.0 {
+            self.out.scale_rows(k, rescale);
+        } else {
+            let changes = k.setp(Compare::Ne, rescale[0], 1.0);
+            let changes = k.setp_or(Compare::Ne, rescale[1], 1.0, changes);
+            let changes = k.vote_any(changes);
+            k.if_(changes, |k| self.out.scale_rows(k, rescale));
+        }
         self.ask_for_block(k, tile.work, block);
     }
 
