@@ -642,6 +642,7 @@ impl PlanError {
                 | Dtype { .. }
                 | TensorMap { .. }
                 | Cluster { .. }
+                | Needs { .. }
         )
     }
 }
