@@ -127,7 +127,7 @@ impl Scores {
 
 impl Softcap {
     /// Each product `s` becomes `cap tanh(s factor)`. `tanh.approx` is good to 11 bits alone, which the cap multiplies; this is off
-    /// by at most 2^-22 of the cap, and near 0 by as little of the score.
+    /// by about 2^-21 of the cap at most, and near 0 by as little of the score.
     ///
     /// `1 - 2 / (e^2x + 1)`, or near 0, where that cancels, the beginning of the series, `x - x^3 / 3`.
     fn cap(self, k: &mut KernelBuilder, products: &[Reg<F32>]) {
