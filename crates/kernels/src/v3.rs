@@ -925,7 +925,7 @@ enum Hide {
 const WIDE: u32 = 192;
 
 /// By how much exponents may be larger than those of the maximum that they are counted from, so that the output is seldom rescaled. It
-/// pays for wide ones alone (docs/lab-notes/v3.md, 19). 16-bit weights are far from their largest; 8-bit ones are not.
+/// pays for wide ones alone (docs/lab-notes/v3.md, 20). 16-bit weights are far from their largest; 8-bit ones are not.
 fn slack(config: &Config) -> f32 {
     match config.head_dim_v > WIDE && !config.dtype.is_scaled() && !config.without.slack {
         true => 8.0,
