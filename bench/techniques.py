@@ -1,4 +1,4 @@
-"""What the producer warp, wgmma, turns (ping-pong), overlap and clusters bring: v2_tc and variants of v3 on the same tiles.
+"""What the producer warp, wgmma, turns (ping-pong), overlap, epilogues and clusters bring: v2_tc and variants of v3 on the same tiles.
 
     python bench/techniques.py STRATA [--problem P ...] [--rounds N] [--markdown FILE] [--json FILE]
 
@@ -31,6 +31,7 @@ VARIANTS = {
     "+ turns": ("v3", ["--without", "overlap"]),
     "+ overlap: v3": ("v3", []),
     "+ clusters of 2 with multicast": ("v3", ["--cluster", "2"]),
+    "v3 without an overlapped epilogue": ("v3", ["--without", "epilogue"]),
     "v3 without turns": ("v3", ["--without", "turns"]),
     "v3 without a producer warp": ("v3", ["--without", "producer"]),
 }

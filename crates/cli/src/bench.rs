@@ -34,7 +34,7 @@ pub struct BenchArguments {
     pub strata: Vec<Stratum>,
     #[command(flatten)]
     pub tiles: TileArguments,
-    /// Parts of v3 that are left out, to measure what they bring: producer, turns, overlap, slack, grouping, separated by commas.
+    /// Parts of v3 that are left out, to measure what they bring: producer, turns, overlap, epilogue, slack, grouping, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "LIST", conflicts_with = "record")]
     pub without: Vec<Technique>,
     /// CTAs of v3 that load blocks of keys and values together, 1 or 2.

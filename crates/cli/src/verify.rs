@@ -33,7 +33,7 @@ pub struct VerifyArguments {
     /// How many random problems of each type; what they covered is told at the end.
     #[arg(long, default_value_t = 6, conflicts_with = "case")]
     pub random: u32,
-    /// Parts of v3 that are left out: producer, turns, overlap, slack, grouping, separated by commas.
+    /// Parts of v3 that are left out: producer, turns, overlap, epilogue, slack, grouping, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub without: Vec<Technique>,
     /// CTAs of v3 that load blocks of keys and values together, 1 or 2; calls that have no clusters count as not covered.

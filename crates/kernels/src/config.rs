@@ -30,6 +30,8 @@ pub enum Technique {
     Turns,
     /// Exponentials beside the product with the values of the block before.
     Overlap,
+    /// A tile's last product with values and the storing of its output beside the first scores of the next tile.
+    Epilogue,
     /// Outputs of more than 192 columns that are rescaled where a row's maximum has grown by a factor of 256, not at each that is larger.
     Slack,
     /// Tiles that the query heads of a KV head share, where queries are so few that they leave tiles of their own empty.
@@ -38,8 +40,14 @@ pub enum Technique {
 
 impl Technique {
     /// All of them.
-    pub const ALL: [Technique; 5] =
-        [Technique::Producer, Technique::Turns, Technique::Overlap, Technique::Slack, Technique::Grouping];
+    pub const ALL: [Technique; 6] = [
+        Technique::Producer,
+        Technique::Turns,
+        Technique::Overlap,
+        Technique::Epilogue,
+        Technique::Slack,
+        Technique::Grouping,
+    ];
 }
 
 impl fmt::Display for Technique {
@@ -48,6 +56,7 @@ impl fmt::Display for Technique {
             Technique::Producer => "producer",
             Technique::Turns => "turns",
             Technique::Overlap => "overlap",
+            Technique::Epilogue => "epilogue",
             Technique::Slack => "slack",
             Technique::Grouping => "grouping",
         })
@@ -72,6 +81,8 @@ pub struct Without {
     pub turns: bool,
     /// [`Technique::Overlap`].
     pub overlap: bool,
+    /// [`Technique::Epilogue`].
+    pub epilogue: bool,
     /// [`Technique::Slack`].
     pub slack: bool,
     /// [`Technique::Grouping`].
@@ -84,6 +95,7 @@ impl FromIterator<Technique> for Without {
             Technique::Producer => Self { producer: true, ..without },
             Technique::Turns => Self { turns: true, ..without },
             Technique::Overlap => Self { overlap: true, ..without },
+            Technique::Epilogue => Self { epilogue: true, ..without },
             Technique::Slack => Self { slack: true, ..without },
             Technique::Grouping => Self { grouping: true, ..without },
         })

@@ -418,9 +418,9 @@ impl<'a> Warp<'a> {
     }
 
     /// Whether all blocks have one loop, which asks whether they are at a border: a capped score is so many instructions that a driver
-    /// compiles the three loops of a window for more than a second.
+    /// compiles two or three loops for more than a second.
     fn asks_for_borders(&self) -> bool {
-        self.config.softcap && self.config.window
+        self.config.softcap
     }
 
     /// The queries' first steps in registers, of each fragment, as many as there is room for.

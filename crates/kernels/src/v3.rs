@@ -933,6 +933,14 @@ fn slack(config: &Config) -> f32 {
     }
 }
 
+/// Whether a tile's last product with values and the storing of its output run beside the next one's first scores, which takes the code
+/// of a first block twice. Where scores take many instructions, or an output many registers and scores some, that is more than a driver
+/// compiles within a second.
+fn overlaps_tiles(config: &Config) -> bool {
+    let much = config.softcap || (config.head_dim_v > WIDE && (config.window || config.alibi));
+    !much && !config.without.epilogue
+}
+
 /// A warpgroup that computes, and where `maps` are given loads as well.
 fn consume(k: &mut KernelBuilder, cta: &Cta, results: &Results, maps: Option<[TensorMapParam; 3]>) {
     let consumer = Consumer::new(k, cta, results, maps);
@@ -1002,7 +1010,7 @@ impl<'a> Consumer<'a> {
         }
     }
 
-    /// Takes tile after tile. A tile's last product with values is left to run beside the next one's first scores.
+    /// Takes tile after tile. Where [`overlaps_tiles`], a tile's last product with values is left to run beside the next one's first scores.
     fn run(&self, k: &mut KernelBuilder) {
         let schedule = &self.cta.schedule;
         let ctas = k.special(Special::NctaidX);
@@ -1010,6 +1018,7 @@ impl<'a> Consumer<'a> {
         let tile = k.ctaid_x();
         let under_way = k.mov_p(false);
         let place = Place::new(k, self.cta.config);
+        let overlap = overlaps_tiles(self.cta.config);
         k.while_(
             |k| k.setp(Compare::Lt, tile, schedule.tiles),
             |k| {
@@ -1031,16 +1040,25 @@ impl<'a> Consumer<'a> {
                         let alibi = scores.alibi(k, schedule, &work, self.row);
                         let tile = Current { work: &work, scores, alibi };
                         let block = k.mov(work.last);
-                        k.if_else(
-                            under_way,
-                            |k| self.begin_beside(k, &tile, block, &place),
-                            |k| self.begin(k, &tile, block),
-                        );
-                        place.set(k, &own_place);
+                        if overlap {
+                            k.if_else(
+                                under_way,
+                                |k| self.begin_beside(k, &tile, block, &place),
+                                |k| self.begin(k, &tile, block),
+                            );
+                            place.set(k, &own_place);
+                            k.mov_p_to(under_way, true);
+                        } else {
+                            self.begin(k, &tile, block);
+                        }
                         self.out.clear(k);
-                        k.mov_p_to(under_way, true);
                         self.other_blocks(k, &tile, block);
                         self.queries.advance(k, self.at_queries);
+                        if !overlap {
+                            self.last_values(k);
+                            self.valued(k);
+                            self.store(k, &own_place, &self.state);
+                        }
                     },
                 );
                 if self.cta.config.dynamic {
@@ -1059,15 +1077,22 @@ impl<'a> Consumer<'a> {
         if let Some(turns) = &self.turns {
             turns.finish(k);
         }
-        k.if_(under_way, |k| {
-            self.cta.values.wait_full(k, self.at_values);
-            self.add_values(k);
-            k.wgmma_wait(0);
-            self.store(k, &place, &self.state);
-        });
+        if overlap {
+            k.if_(under_way, |k| {
+                self.last_values(k);
+                self.store(k, &place, &self.state);
+            });
+        }
     }
 
-    /// The first block of the first tile.
+    /// The product with the values of a tile's last block, alone.
+    fn last_values(&self, k: &mut KernelBuilder) {
+        self.cta.values.wait_full(k, self.at_values);
+        self.add_values(k);
+        k.wgmma_wait(0);
+    }
+
+    /// The first block of a tile with none before it under way.
     fn begin(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
         self.ask_for_tile(k, tile.work);
         self.in_turn(k, |k| {
@@ -1173,16 +1198,22 @@ impl<'a> Consumer<'a> {
             Hide::AtBorder => self.hide_at_border(k, tile.work, block),
         }
         let rescale = self.state.absorb(k, &self.scores, !config.causal && !config.window && !config.alibi);
-        k.wgmma_wait(0);
-        self.valued(k);
-        self.scores.narrow_to(k, config.dtype, &self.p);
-        if slack(config) == 0.0 {
-            self.out.scale_rows(k, rescale);
-        } else {
+        let seldom = slack(config) > 0.0 || config.dtype.is_scaled();
+        if seldom {
             let changes = k.setp(Compare::Ne, rescale[0], 1.0);
             let changes = k.setp_or(Compare::Ne, rescale[1], 1.0, changes);
             let changes = k.vote_any(changes);
-            k.if_(changes, |k| self.out.scale_rows(k, rescale));
+            // The branch also keeps the assembler from waiting before it exponentiates: it moves instructions within straight code.
+            k.if_(changes, |k| {
+                k.wgmma_wait(0);
+                self.out.scale_rows(k, rescale);
+            });
+        }
+        k.wgmma_wait(0);
+        self.valued(k);
+        self.scores.narrow_to(k, config.dtype, &self.p);
+        if !seldom {
+            self.out.scale_rows(k, rescale);
         }
         self.ask_for_block(k, tile.work, block);
     }
