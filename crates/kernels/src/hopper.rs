@@ -407,6 +407,19 @@ impl Ring {
         Pointer::at(full).offset((BARRIER * self.stages).into())
     }
 
+    /// Moves the cursor to the next tile where the condition holds.
+    #[track_caller]
+    pub fn advance_if(&self, k: &mut KernelBuilder, at: Cursor, condition: Reg<Pred>) {
+        k.at(Location::caller(), |k| {
+            let step = k.selp(1u32, 0u32, condition);
+            if self.stages == 1 {
+                return k.xor_to(at.round, at.round, step);
+            }
+            k.add_to(at.stage, at.stage, step);
+            self.wrap(k, at);
+        });
+    }
+
     /// Moves the cursor to the next tile.
     #[track_caller]
     pub fn advance(&self, k: &mut KernelBuilder, at: Cursor) {
@@ -415,12 +428,16 @@ impl Ring {
                 return k.xor_to(at.round, at.round, 1);
             }
             k.add_to(at.stage, at.stage, 1);
-            let over = k.setp(ptx::Compare::Eq, at.stage, self.stages);
-            k.when(over, |k| {
-                k.mov_to(at.stage, 0);
-            });
-            k.when(over, |k| k.xor_to(at.round, at.round, 1));
+            self.wrap(k, at);
         });
+    }
+
+    fn wrap(&self, k: &mut KernelBuilder, at: Cursor) {
+        let over = k.setp(ptx::Compare::Eq, at.stage, self.stages);
+        k.when(over, |k| {
+            k.mov_to(at.stage, 0);
+        });
+        k.when(over, |k| k.xor_to(at.round, at.round, 1));
     }
 }
 

@@ -146,6 +146,8 @@ pub fn default_tiles(problem: &Problem) -> Tiles {
     let (consumers, block_kv) = match columns {
         0..=64 if !short => (3, 128),
         65..=128 if scaled && (problem.mask == Mask::FULL || problem.seqlen_k >= LONG) => (3, 96),
+        // A capped score is so many instructions that a driver compiles larger blocks of them for more than a second.
+        193.. if problem.softcap.is_some() => (2, 64),
         129.. if scaled => (2, 128),
         0..=128 => (2, 128),
         129..=192 => (2, 112),
@@ -879,6 +881,15 @@ struct Current<'w> {
     alibi: Option<Alibi>,
 }
 
+/// A tile, and the one before, whose last product is left to run beside the first scores of this.
+struct Ends<'w> {
+    tile: &'w Current<'w>,
+    place: &'w Place,
+    /// Whether there was one before, and where its output belongs.
+    under_way: Reg<Pred>,
+    before: &'w Place,
+}
+
 /// A warpgroup that computes.
 struct Consumer<'a> {
     cta: &'a Cta<'a>,
@@ -910,35 +921,24 @@ struct Consumer<'a> {
     never: Reg<Pred>,
 }
 
-/// Keys of a block that some queries do not see.
-#[derive(Clone, Copy)]
-enum Hide {
-    /// There are none.
-    Nothing,
-    /// There are some.
-    Some,
-    /// There are where the block is at a border.
-    AtBorder,
+/// Whether a row of the output is so long that its registers, and the time for its products, are most of what a block takes.
+fn is_wide(config: &Config) -> bool {
+    config.head_dim_v > 128
 }
-
-/// Columns of an output that is said to be wide if it has more.
-const WIDE: u32 = 192;
 
 /// By how much exponents may be larger than those of the maximum that they are counted from, so that the output is seldom rescaled. It
 /// pays for wide ones alone (docs/lab-notes/v3.md, 20). 16-bit weights are far from their largest; 8-bit ones are not.
 fn slack(config: &Config) -> f32 {
-    match config.head_dim_v > WIDE && !config.dtype.is_scaled() && !config.without.slack {
+    match config.head_dim_v > 192 && !config.dtype.is_scaled() && !config.without.slack {
         true => 8.0,
         false => 0.0,
     }
 }
 
-/// Whether a tile's last product with values and the storing of its output run beside the next one's first scores, which takes the code
-/// of a first block twice. Where scores take many instructions, or an output many registers and scores some, that is more than a driver
-/// compiles within a second.
-fn overlaps_tiles(config: &Config) -> bool {
-    let much = config.softcap || (config.head_dim_v > WIDE && (config.window || config.alibi));
-    !much && !config.without.epilogue
+/// Whether a score takes so many instructions, or an output so many registers beside them, that a driver compiles more than one copy of
+/// what becomes of a block's scores for more than a second. A tile's output is then stored before the next one's first scores are taken in.
+fn is_long(config: &Config) -> bool {
+    config.without.epilogue || config.softcap || config.alibi
 }
 
 /// A warpgroup that computes, and where `maps` are given loads as well.
@@ -1010,7 +1010,7 @@ impl<'a> Consumer<'a> {
         }
     }
 
-    /// Takes tile after tile. Where [`overlaps_tiles`], a tile's last product with values is left to run beside the next one's first scores.
+    /// Takes tile after tile. A tile's last product with values is left to run beside the next one's first scores.
     fn run(&self, k: &mut KernelBuilder) {
         let schedule = &self.cta.schedule;
         let ctas = k.special(Special::NctaidX);
@@ -1018,7 +1018,10 @@ impl<'a> Consumer<'a> {
         let tile = k.ctaid_x();
         let under_way = k.mov_p(false);
         let place = Place::new(k, self.cta.config);
-        let overlap = overlaps_tiles(self.cta.config);
+        // Before the first tile a product is computed as well, of nothing: in one piece of code that costs least.
+        self.state.clear(k);
+        self.out.clear(k);
+        self.p.iter().for_each(|&weights| k.mov_to(weights, 0));
         k.while_(
             |k| k.setp(Compare::Lt, tile, schedule.tiles),
             |k| {
@@ -1039,26 +1042,9 @@ impl<'a> Consumer<'a> {
                     |k| {
                         let alibi = scores.alibi(k, schedule, &work, self.row);
                         let tile = Current { work: &work, scores, alibi };
-                        let block = k.mov(work.last);
-                        if overlap {
-                            k.if_else(
-                                under_way,
-                                |k| self.begin_beside(k, &tile, block, &place),
-                                |k| self.begin(k, &tile, block),
-                            );
-                            place.set(k, &own_place);
-                            k.mov_p_to(under_way, true);
-                        } else {
-                            self.begin(k, &tile, block);
-                        }
-                        self.out.clear(k);
-                        self.other_blocks(k, &tile, block);
+                        let ends = Ends { tile: &tile, place: &own_place, under_way, before: &place };
+                        self.blocks(k, &ends);
                         self.queries.advance(k, self.at_queries);
-                        if !overlap {
-                            self.last_values(k);
-                            self.valued(k);
-                            self.store(k, &own_place, &self.state);
-                        }
                     },
                 );
                 if self.cta.config.dynamic {
@@ -1077,64 +1063,163 @@ impl<'a> Consumer<'a> {
         if let Some(turns) = &self.turns {
             turns.finish(k);
         }
-        if overlap {
-            k.if_(under_way, |k| {
-                self.last_values(k);
-                self.store(k, &place, &self.state);
+        k.if_(under_way, |k| {
+            self.add_values(k);
+            k.wgmma_wait(0);
+            self.store(k, &place, &self.state);
+        });
+    }
+
+    /// The blocks of a tile, from the last down: each one's scores beside the product with the values of the one before.
+    ///
+    /// Blocks share the code that issues their matrix instructions, for a driver takes half its time to find registers for these; but where
+    /// that costs time those without a mask, which are the most, have a loop of their own.
+    fn blocks(&self, k: &mut KernelBuilder, ends: &Ends) {
+        let Ends { tile, under_way, .. } = *ends;
+        let config = self.cta.config;
+        let work = tile.work;
+        let masked = config.causal || config.window;
+        self.ask_for_tile(k, work);
+        let block = k.mov(work.last);
+        let first = k.mov_p(true);
+        let one = |k: &mut KernelBuilder| {
+            self.multiply(k, work, block, Some(first));
+            if is_long(config) {
+                k.if_(first, |k| self.change(k, ends));
+                self.take_in(k, tile, block, (under_way, false), |k| self.hide_at_border(k, work, block));
+            } else if is_wide(config) || masked {
+                k.if_else(first, |k| self.first(k, ends, block), |k| self.further(k, tile, block));
+            } else {
+                self.first(k, ends, block);
+            }
+            k.mov_p_to(first, false);
+            k.mov_p_to(under_way, true);
+            self.ask_for_block(k, work, block);
+            k.sub_to(block, block, 1);
+        };
+        let to_the_first = |k: &mut KernelBuilder| k.setp(Compare::Ge, block, work.first_block());
+        if is_long(config) || is_wide(config) {
+            k.while_(to_the_first, one);
+        } else if masked {
+            k.while_(to_the_first, |k| {
+                one(k);
+                self.between_borders(k, tile, block);
             });
+        } else {
+            one(k);
+            self.between_borders(k, tile, block);
         }
     }
 
-    /// The product with the values of a tile's last block, alone.
-    fn last_values(&self, k: &mut KernelBuilder) {
-        self.cta.values.wait_full(k, self.at_values);
-        self.add_values(k);
-        k.wgmma_wait(0);
+    /// The blocks from this one down that all queries see, if it is one of them.
+    fn between_borders(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
+        let config = self.cta.config;
+        let work = tile.work;
+        let lowest = match (work.left_border, work.lowest) {
+            (Some(border), Some(lowest)) => k.max(border, lowest),
+            (_, Some(lowest)) => lowest,
+            _ => k.mov(0),
+        };
+        let at_right = k.setp(Compare::Ge, block, work.right_border);
+        let lowest = k.selp(i32::MAX, lowest, at_right);
+        let finite = !config.causal && !config.window && !config.alibi;
+        k.while_(
+            |k| k.setp(Compare::Ge, block, lowest),
+            |k| {
+                self.multiply(k, work, block, None);
+                self.take_in(k, tile, block, (self.always, finite), |_| {});
+                self.ask_for_block(k, work, block);
+                k.sub_to(block, block, 1);
+            },
+        );
     }
 
-    /// The first block of a tile with none before it under way.
-    fn begin(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
-        self.ask_for_tile(k, tile.work);
+    /// The scores of a block, and beside what follows the product with the values of the one before. A tile's first block waits for queries.
+    fn multiply(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, first: Option<Reg<Pred>>) {
         self.in_turn(k, |k| {
-            self.queries.wait_full(k, self.at_queries);
+            if let Some(first) = first {
+                k.if_(first, |k| self.queries.wait_full(k, self.at_queries));
+            }
             self.cta.keys.wait_full(k, self.at_keys);
             self.score(k);
-        });
-        k.wgmma_wait(0);
-        self.scored(k, tile.work, block);
-        self.modify(k, tile, block);
-        self.hide_at_border(k, tile.work, block);
-        self.state.clear(k);
-        self.set_scale(k, tile);
-        self.state.absorb(k, &self.scores, false);
-        self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
-        self.ask_for_block(k, tile.work, block);
-    }
-
-    /// The first block of a tile, beside the last product of the one before, whose output is stored.
-    fn begin_beside(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, before: &Place) {
-        self.ask_for_tile(k, tile.work);
-        self.in_turn(k, |k| {
-            self.queries.wait_full(k, self.at_queries);
-            self.cta.keys.wait_full(k, self.at_keys);
-            self.score(k);
-            self.cta.values.wait_full(k, self.at_values);
             self.add_values(k);
         });
         k.wgmma_wait(self.beside());
-        self.scored(k, tile.work, block);
+        self.scored(k, work, block);
+    }
+
+    /// The scores of a tile's first block, beside the last product of the tile before, whose output is stored. If there was none, that goes
+    /// to a place without rows: in straight code the assembler puts stores between exponentials.
+    fn first(&self, k: &mut KernelBuilder, ends: &Ends, block: Reg<S32>) {
+        let Ends { tile, place, under_way, before } = *ends;
         self.modify(k, tile, block);
         self.hide_at_border(k, tile.work, block);
         let state = self.state.another(k, tile.scores.to_exponent);
         state.clear(k);
         state.absorb(k, &self.scores, false);
         k.wgmma_wait(0);
-        self.valued(k);
+        self.valued(k, under_way);
         self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
         self.store(k, before, &self.state);
         self.state.set(k, &state);
         self.set_scale(k, tile);
-        self.ask_for_block(k, tile.work, block);
+        before.set(k, place);
+        self.out.clear(k);
+    }
+
+    /// Stores the output of the tile before, once its last product is there, and makes way for the next one's.
+    fn change(&self, k: &mut KernelBuilder, ends: &Ends) {
+        let Ends { tile, place, before, .. } = *ends;
+        k.wgmma_wait(0);
+        self.store(k, before, &self.state);
+        self.state.clear(k);
+        self.set_scale(k, tile);
+        before.set(k, place);
+        self.out.clear(k);
+    }
+
+    /// The scores of a block after a tile's first, which may be at a border, and is if those that are not have their own loop.
+    fn further(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
+        let config = self.cta.config;
+        let masked = config.causal || config.window;
+        self.take_in(k, tile, block, (self.always, !masked && !config.alibi), |k| match (masked, is_wide(config)) {
+            (false, _) => {}
+            (true, false) => self.hide(k, tile.work, block),
+            (true, true) => self.hide_at_border(k, tile.work, block),
+        });
+    }
+
+    /// Takes in a block's scores, some of which are to be hidden, and frees the space of the block before, if there was one under way. `finite`
+    /// promises that every row has seen a key.
+    fn take_in(
+        &self,
+        k: &mut KernelBuilder,
+        tile: &Current,
+        block: Reg<S32>,
+        (under_way, finite): (Reg<Pred>, bool),
+        hide: impl FnOnce(&mut KernelBuilder),
+    ) {
+        let config = self.cta.config;
+        self.modify(k, tile, block);
+        hide(k);
+        let rescale = self.state.absorb(k, &self.scores, finite);
+        let seldom = slack(config) > 0.0 || config.dtype.is_scaled();
+        if seldom {
+            let changes = k.setp(Compare::Ne, rescale[0], 1.0);
+            let changes = k.setp_or(Compare::Ne, rescale[1], 1.0, changes);
+            let changes = k.vote_any(changes);
+            // The branch also keeps the assembler from waiting before it exponentiates: it moves instructions within straight code.
+            k.if_(changes, |k| {
+                k.wgmma_wait(0);
+                self.out.scale_rows(k, rescale);
+            });
+        }
+        k.wgmma_wait(0);
+        self.valued(k, under_way);
+        self.scores.narrow_to(k, config.dtype, &self.p);
+        if !seldom {
+            self.out.scale_rows(k, rescale);
+        }
     }
 
     /// Products that are left to run beside exponentials.
@@ -1161,61 +1246,6 @@ impl<'a> Consumer<'a> {
         if self.cta.descales.is_some() {
             self.state.set_scale(k, tile.scores.to_exponent);
         }
-    }
-
-    /// The blocks of a tile after its first, from the last down: those at a border masked, the others not.
-    fn other_blocks(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
-        let work = tile.work;
-        let config = self.cta.config;
-        if config.softcap || config.window || config.head_dim_v > WIDE {
-            // A driver compiles two or three loops of so many instructions for more than a second.
-            let hide = if config.causal || config.window { Hide::AtBorder } else { Hide::Nothing };
-            k.while_(|k| k.setp(Compare::Gt, block, work.first_block()), |k| self.block(k, tile, block, hide));
-            return;
-        }
-        if config.causal {
-            k.while_(|k| k.setp(Compare::Gt, block, work.right_border), |k| self.block(k, tile, block, Hide::Some));
-        }
-        k.while_(|k| k.setp(Compare::Gt, block, 0), |k| self.block(k, tile, block, Hide::Nothing));
-    }
-
-    /// The next block: its scores beside the product with the values of the one before.
-    fn block(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, hide: Hide) {
-        let config = self.cta.config;
-        k.sub_to(block, block, 1);
-        self.in_turn(k, |k| {
-            self.cta.keys.wait_full(k, self.at_keys);
-            self.score(k);
-            self.cta.values.wait_full(k, self.at_values);
-            self.add_values(k);
-        });
-        k.wgmma_wait(self.beside());
-        self.scored(k, tile.work, block);
-        self.modify(k, tile, block);
-        match hide {
-            Hide::Nothing => {}
-            Hide::Some => self.hide(k, tile.work, block),
-            Hide::AtBorder => self.hide_at_border(k, tile.work, block),
-        }
-        let rescale = self.state.absorb(k, &self.scores, !config.causal && !config.window && !config.alibi);
-        let seldom = slack(config) > 0.0 || config.dtype.is_scaled();
-        if seldom {
-            let changes = k.setp(Compare::Ne, rescale[0], 1.0);
-            let changes = k.setp_or(Compare::Ne, rescale[1], 1.0, changes);
-            let changes = k.vote_any(changes);
-            // The branch also keeps the assembler from waiting before it exponentiates: it moves instructions within straight code.
-            k.if_(changes, |k| {
-                k.wgmma_wait(0);
-                self.out.scale_rows(k, rescale);
-            });
-        }
-        k.wgmma_wait(0);
-        self.valued(k);
-        self.scores.narrow_to(k, config.dtype, &self.p);
-        if !seldom {
-            self.out.scale_rows(k, rescale);
-        }
-        self.ask_for_block(k, tile.work, block);
     }
 
     /// Issues matrix instructions when it is this warpgroup's turn.
@@ -1248,14 +1278,16 @@ impl<'a> Consumer<'a> {
 
     /// `out += p x values` of the block at the cursor, under way.
     fn add_values(&self, k: &mut KernelBuilder) {
+        self.cta.values.wait_full(k, self.at_values);
         let v = self.cta.values.descriptor(k, self.at_values, self.v);
         multiply_registers(k, &self.out, &self.p, (self.factor, v, self.along), self.always);
     }
 
-    /// The product has come: its values' space is free.
-    fn valued(&self, k: &mut KernelBuilder) {
-        self.cta.values.release(k, self.at_values, self.leader);
-        self.cta.values.advance(k, self.at_values);
+    /// The product has come, if one was under way: its values' space is free.
+    fn valued(&self, k: &mut KernelBuilder, under_way: Reg<Pred>) {
+        let leader = k.and_p(self.leader, under_way);
+        self.cta.values.release(k, self.at_values, leader);
+        self.cta.values.advance_if(k, self.at_values, under_way);
     }
 
     /// The key of the thread's first column.
