@@ -881,6 +881,15 @@ struct Current<'w> {
     alibi: Option<Alibi>,
 }
 
+/// Whether a block waits for its tile's queries.
+#[derive(Clone, Copy)]
+enum Queries {
+    AreThere,
+    Come,
+    /// Where it is the tile's first.
+    ComeIf(Reg<Pred>),
+}
+
 /// A tile, and the one before, whose last product is left to run beside the first scores of this.
 struct Ends<'w> {
     tile: &'w Current<'w>,
@@ -921,9 +930,33 @@ struct Consumer<'a> {
     never: Reg<Pred>,
 }
 
-/// Whether a row of the output is so long that its registers, and the time for its products, are most of what a block takes.
-fn is_wide(config: &Config) -> bool {
-    config.head_dim_v > 128
+/// What the code of a tile's blocks is.
+///
+/// A driver takes most of its time to find registers for matrix instructions, again for each copy of them, so the fewer there are the
+/// sooner a kernel is compiled. Some kernels are slower for it (docs/lab-notes/v3.md, 25).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Code {
+    /// A tile's first block, beside the tile before or alone, those at a border and the others each have their own.
+    Separate,
+    /// First blocks and those at a border issue matrix instructions in one place, the others have a loop.
+    Borders,
+    /// All blocks issue them in one place.
+    Shared,
+    /// As before, and what becomes of scores is written once: a tile's output is stored before the next one's first scores are taken in.
+    Single,
+}
+
+impl Code {
+    fn of(config: &Config) -> Self {
+        let scored = config.softcap || config.alibi;
+        match () {
+            () if scored || config.without.epilogue => Self::Single,
+            // The more columns, the longer the products and the more registers they have: what is beside them no longer counts.
+            () if config.head_dim_v > 128 => Self::Shared,
+            () if (config.causal || config.window) && !config.dtype.is_scaled() => Self::Borders,
+            () => Self::Separate,
+        }
+    }
 }
 
 /// By how much exponents may be larger than those of the maximum that they are counted from, so that the output is seldom rescaled. It
@@ -933,12 +966,6 @@ fn slack(config: &Config) -> f32 {
         true => 8.0,
         false => 0.0,
     }
-}
-
-/// Whether a score takes so many instructions, or an output so many registers beside them, that a driver compiles more than one copy of
-/// what becomes of a block's scores for more than a second. A tile's output is then stored before the next one's first scores are taken in.
-fn is_long(config: &Config) -> bool {
-    config.without.epilogue || config.softcap || config.alibi
 }
 
 /// A warpgroup that computes, and where `maps` are given loads as well.
@@ -1018,10 +1045,12 @@ impl<'a> Consumer<'a> {
         let tile = k.ctaid_x();
         let under_way = k.mov_p(false);
         let place = Place::new(k, self.cta.config);
-        // Before the first tile a product is computed as well, of nothing: in one piece of code that costs least.
-        self.state.clear(k);
-        self.out.clear(k);
-        self.p.iter().for_each(|&weights| k.mov_to(weights, 0));
+        if Code::of(self.cta.config) != Code::Separate {
+            // Before the first tile a product is computed as well, of nothing.
+            self.state.clear(k);
+            self.out.clear(k);
+            self.p.iter().for_each(|&weights| k.mov_to(weights, 0));
+        }
         k.while_(
             |k| k.setp(Compare::Lt, tile, schedule.tiles),
             |k| {
@@ -1043,7 +1072,10 @@ impl<'a> Consumer<'a> {
                         let alibi = scores.alibi(k, schedule, &work, self.row);
                         let tile = Current { work: &work, scores, alibi };
                         let ends = Ends { tile: &tile, place: &own_place, under_way, before: &place };
-                        self.blocks(k, &ends);
+                        match Code::of(self.cta.config) {
+                            Code::Separate => self.separate_blocks(k, &ends),
+                            code => self.blocks(k, &ends, code),
+                        }
                         self.queries.advance(k, self.at_queries);
                     },
                 );
@@ -1070,50 +1102,105 @@ impl<'a> Consumer<'a> {
         });
     }
 
-    /// The blocks of a tile, from the last down: each one's scores beside the product with the values of the one before.
-    ///
-    /// Blocks share the code that issues their matrix instructions, for a driver takes half its time to find registers for these; but where
-    /// that costs time those without a mask, which are the most, have a loop of their own.
-    fn blocks(&self, k: &mut KernelBuilder, ends: &Ends) {
-        let Ends { tile, under_way, .. } = *ends;
+    /// The blocks of a tile, from the last down, each kind with its own code.
+    fn separate_blocks(&self, k: &mut KernelBuilder, ends: &Ends) {
+        let Ends { tile, place, under_way, before } = *ends;
         let config = self.cta.config;
         let work = tile.work;
-        let masked = config.causal || config.window;
+        let block = k.mov(work.last);
+        k.if_else(
+            under_way,
+            |k| {
+                self.ask_for_tile(k, work);
+                self.multiply(k, work, block, Queries::Come);
+                self.first(k, &Ends { under_way: self.always, ..*ends }, block);
+                self.ask_for_block(k, work, block);
+            },
+            |k| self.first_alone(k, tile, block),
+        );
+        before.set(k, place);
+        self.out.clear(k);
+        k.mov_p_to(under_way, true);
+        let further = |k: &mut KernelBuilder, border: Option<Reg<S32>>, hide: &dyn Fn(&mut KernelBuilder)| {
+            let finite = !config.causal && !config.window;
+            k.while_(
+                |k| match border {
+                    Some(border) => k.setp(Compare::Gt, block, border),
+                    None => k.setp(Compare::Gt, block, work.first_block()),
+                },
+                |k| {
+                    k.sub_to(block, block, 1);
+                    self.multiply(k, work, block, Queries::AreThere);
+                    self.take_in(k, tile, block, (self.always, finite), |k| hide(k));
+                    self.ask_for_block(k, work, block);
+                },
+            );
+        };
+        if config.window {
+            return further(k, None, &|k| self.hide_at_border(k, work, block));
+        }
+        if config.causal {
+            further(k, Some(work.right_border), &|k| self.hide(k, work, block));
+        }
+        further(k, None, &|_| {});
+    }
+
+    /// The first block of the first tile.
+    fn first_alone(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
+        self.ask_for_tile(k, tile.work);
+        self.in_turn(k, |k| {
+            self.queries.wait_full(k, self.at_queries);
+            self.cta.keys.wait_full(k, self.at_keys);
+            self.score(k);
+        });
+        k.wgmma_wait(0);
+        self.scored(k, tile.work, block);
+        self.hide_at_border(k, tile.work, block);
+        self.state.clear(k);
+        self.set_scale(k, tile);
+        self.state.absorb(k, &self.scores, false);
+        self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
+        self.ask_for_block(k, tile.work, block);
+    }
+
+    /// The blocks of a tile, from the last down: each one's scores beside the product with the values of the one before.
+    fn blocks(&self, k: &mut KernelBuilder, ends: &Ends, code: Code) {
+        let Ends { tile, place, under_way, before } = *ends;
+        let work = tile.work;
         self.ask_for_tile(k, work);
         let block = k.mov(work.last);
         let first = k.mov_p(true);
-        let one = |k: &mut KernelBuilder| {
-            self.multiply(k, work, block, Some(first));
-            if is_long(config) {
-                k.if_(first, |k| self.change(k, ends));
-                self.take_in(k, tile, block, (under_way, false), |k| self.hide_at_border(k, work, block));
-            } else if is_wide(config) || masked {
-                k.if_else(first, |k| self.first(k, ends, block), |k| self.further(k, tile, block));
-            } else {
-                self.first(k, ends, block);
-            }
-            k.mov_p_to(first, false);
-            k.mov_p_to(under_way, true);
-            self.ask_for_block(k, work, block);
-            k.sub_to(block, block, 1);
-        };
-        let to_the_first = |k: &mut KernelBuilder| k.setp(Compare::Ge, block, work.first_block());
-        if is_long(config) || is_wide(config) {
-            k.while_(to_the_first, one);
-        } else if masked {
-            k.while_(to_the_first, |k| {
-                one(k);
-                self.between_borders(k, tile, block);
-            });
-        } else {
-            one(k);
-            self.between_borders(k, tile, block);
-        }
+        k.while_(
+            |k| k.setp(Compare::Ge, block, work.first_block()),
+            |k| {
+                self.multiply(k, work, block, Queries::ComeIf(first));
+                if code == Code::Single {
+                    k.if_(first, |k| self.change(k, ends));
+                    self.take_in(k, tile, block, (under_way, false), |k| self.hide_at_border(k, work, block));
+                } else {
+                    k.if_else(
+                        first,
+                        |k| {
+                            self.first(k, ends, block);
+                            before.set(k, place);
+                            self.out.clear(k);
+                        },
+                        |k| self.further(k, tile, block, code),
+                    );
+                }
+                k.mov_p_to(first, false);
+                k.mov_p_to(under_way, true);
+                self.ask_for_block(k, work, block);
+                k.sub_to(block, block, 1);
+                if code == Code::Borders {
+                    self.between_borders(k, tile, block);
+                }
+            },
+        );
     }
 
     /// The blocks from this one down that all queries see, if it is one of them.
     fn between_borders(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
-        let config = self.cta.config;
         let work = tile.work;
         let lowest = match (work.left_border, work.lowest) {
             (Some(border), Some(lowest)) => k.max(border, lowest),
@@ -1122,23 +1209,24 @@ impl<'a> Consumer<'a> {
         };
         let at_right = k.setp(Compare::Ge, block, work.right_border);
         let lowest = k.selp(i32::MAX, lowest, at_right);
-        let finite = !config.causal && !config.window && !config.alibi;
         k.while_(
             |k| k.setp(Compare::Ge, block, lowest),
             |k| {
-                self.multiply(k, work, block, None);
-                self.take_in(k, tile, block, (self.always, finite), |_| {});
+                self.multiply(k, work, block, Queries::AreThere);
+                self.take_in(k, tile, block, (self.always, false), |_| {});
                 self.ask_for_block(k, work, block);
                 k.sub_to(block, block, 1);
             },
         );
     }
 
-    /// The scores of a block, and beside what follows the product with the values of the one before. A tile's first block waits for queries.
-    fn multiply(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, first: Option<Reg<Pred>>) {
+    /// The scores of a block, and beside what follows the product with the values of the one before.
+    fn multiply(&self, k: &mut KernelBuilder, work: &Work, block: Reg<S32>, queries: Queries) {
         self.in_turn(k, |k| {
-            if let Some(first) = first {
-                k.if_(first, |k| self.queries.wait_full(k, self.at_queries));
+            match queries {
+                Queries::AreThere => {}
+                Queries::Come => self.queries.wait_full(k, self.at_queries),
+                Queries::ComeIf(first) => k.if_(first, |k| self.queries.wait_full(k, self.at_queries)),
             }
             self.cta.keys.wait_full(k, self.at_keys);
             self.score(k);
@@ -1151,8 +1239,7 @@ impl<'a> Consumer<'a> {
     /// The scores of a tile's first block, beside the last product of the tile before, whose output is stored. If there was none, that goes
     /// to a place without rows: in straight code the assembler puts stores between exponentials.
     fn first(&self, k: &mut KernelBuilder, ends: &Ends, block: Reg<S32>) {
-        let Ends { tile, place, under_way, before } = *ends;
-        self.modify(k, tile, block);
+        let Ends { tile, under_way, before, .. } = *ends;
         self.hide_at_border(k, tile.work, block);
         let state = self.state.another(k, tile.scores.to_exponent);
         state.clear(k);
@@ -1163,8 +1250,6 @@ impl<'a> Consumer<'a> {
         self.store(k, before, &self.state);
         self.state.set(k, &state);
         self.set_scale(k, tile);
-        before.set(k, place);
-        self.out.clear(k);
     }
 
     /// Stores the output of the tile before, once its last product is there, and makes way for the next one's.
@@ -1179,13 +1264,12 @@ impl<'a> Consumer<'a> {
     }
 
     /// The scores of a block after a tile's first, which may be at a border, and is if those that are not have their own loop.
-    fn further(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>) {
-        let config = self.cta.config;
-        let masked = config.causal || config.window;
-        self.take_in(k, tile, block, (self.always, !masked && !config.alibi), |k| match (masked, is_wide(config)) {
-            (false, _) => {}
-            (true, false) => self.hide(k, tile.work, block),
-            (true, true) => self.hide_at_border(k, tile.work, block),
+    fn further(&self, k: &mut KernelBuilder, tile: &Current, block: Reg<S32>, code: Code) {
+        let masked = self.cta.config.causal || self.cta.config.window;
+        self.take_in(k, tile, block, (self.always, !masked), |k| match code {
+            Code::Borders => self.hide(k, tile.work, block),
+            _ if masked => self.hide_at_border(k, tile.work, block),
+            _ => {}
         });
     }
 
