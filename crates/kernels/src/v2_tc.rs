@@ -388,10 +388,7 @@ impl<'a> Warp<'a> {
         fetched.put(k);
     }
 
-    /// The blocks of keys that the tile sees, from the last down.
-    ///
-    /// One loop, which asks of each block whether it is at a border: a second for those that are not would take a driver twice as long to
-    /// compile, and be no faster (docs/lab-notes/v3.md, 25).
+    /// The blocks of keys that the tile sees, from the last down: those at a border masked, the others not.
     fn run(&self, k: &mut KernelBuilder, ring: &Ring) {
         for Fragment { out, state, .. } in &self.fragments {
             out.clear(k);
@@ -400,7 +397,31 @@ impl<'a> Warp<'a> {
         let held = self.hold_queries(k, ring);
         let work = self.work;
         let block = k.mov(work.last);
-        k.while_(|k| k.setp(Compare::Ge, block, work.first_block()), |k| self.block(k, ring, &held, block));
+        let down_to = |k: &mut KernelBuilder, border: Option<Reg<S32>>| match (border, work.lowest) {
+            (None, None) => k.mov(0),
+            (Some(border), None) => border,
+            (None, Some(lowest)) => lowest,
+            (Some(border), Some(lowest)) => k.max(border, lowest),
+        };
+        if self.asks_for_borders() {
+            let lowest = down_to(k, None);
+            k.while_(|k| k.setp(Compare::Ge, block, lowest), |k| self.block(k, ring, &held, block, true));
+            return;
+        }
+        for (border, masked) in [(Some(work.right_border), true), (work.left_border, false)] {
+            let border = down_to(k, border);
+            k.while_(|k| k.setp(Compare::Ge, block, border), |k| self.block(k, ring, &held, block, masked));
+        }
+        if let Some(lowest) = work.lowest {
+            k.while_(|k| k.setp(Compare::Ge, block, lowest), |k| self.block(k, ring, &held, block, true));
+        }
+    }
+
+    /// Whether all blocks have one loop, which asks whether they are at a border. A driver compiles it in half the time, and it is as fast
+    /// (docs/lab-notes/v3.md, 28); but a warp with two fragments has no register left to ask with, and with neither softcap nor f32 code that is
+    /// short enough.
+    fn asks_for_borders(&self) -> bool {
+        self.config.softcap || self.geometry.fragments == 1
     }
 
     /// The queries' first steps in registers, of each fragment, as many as there is room for.
@@ -419,27 +440,35 @@ impl<'a> Warp<'a> {
     }
 
     /// A block of keys and its values.
-    fn block(&self, k: &mut KernelBuilder, ring: &Ring, held: &[Vec<Part>], block: Reg<S32>) {
-        let (stage, coming) = ring.turn(k, Kind::Keys, block);
+    fn block(&self, k: &mut KernelBuilder, ring: &Ring, held: &[Vec<Part>], block: Reg<S32>, masked: bool) {
+        let (stage, coming) = ring.turn(k, Kind::Keys, block, masked);
         let keys = self.keys.further(k, stage);
         self.score(k, &keys, held);
         coming.put(k);
-        let key = self.work.key(k, block, self.config.tiles.block_kv);
-        let column = k.mad(self.quad.place.cast::<S32>(), 2, key);
-        for fragment in &self.fragments {
-            self.scores.modify(k, &fragment.scores, fragment.alibi.as_ref(), column);
-        }
-        let at_border = self.work.is_at_border(k, block);
-        k.if_(at_border, |k| {
+        let modified = self.config.softcap || self.config.alibi;
+        if modified || masked {
+            let key = self.work.key(k, block, self.config.tiles.block_kv);
+            let column = k.mad(self.quad.place.cast::<S32>(), 2, key);
             for fragment in &self.fragments {
-                self.hide(k, fragment, column);
+                self.scores.modify(k, &fragment.scores, fragment.alibi.as_ref(), column);
             }
-        });
+            let hide = |k: &mut KernelBuilder| {
+                for fragment in &self.fragments {
+                    self.hide(k, fragment, column);
+                }
+            };
+            if masked && self.asks_for_borders() {
+                let at_border = self.work.is_at_border(k, block);
+                k.if_(at_border, hide);
+            } else if masked {
+                hide(k);
+            }
+        }
         // Without a mask the last block has a key for every query.
-        let finite = !self.config.causal && !self.config.window && !self.config.alibi;
+        let finite = !(masked && (self.config.causal || self.config.window)) && !self.config.alibi;
         let raised: Vec<_> =
             self.fragments.iter().map(|fragment| fragment.state.raise(k, &fragment.scores, finite)).collect();
-        let (stage, coming) = ring.turn(k, Kind::Values, block);
+        let (stage, coming) = ring.turn(k, Kind::Values, block, masked);
         let values = self.values.further(k, stage);
         self.add_values(k, &values, &raised);
         coming.put(k);
@@ -692,8 +721,8 @@ impl<'a> Ring<'a> {
     }
 
     /// The next tile, that of this kind of a block: how far from the ring's first it is; and the one that begins to come to the
-    /// place of the tile before.
-    fn turn(&self, k: &mut KernelBuilder, kind: Kind, block: Reg<S32>) -> (Reg<U32>, Fetched) {
+    /// place of the tile before. `border` says that the block may reach past the last key.
+    fn turn(&self, k: &mut KernelBuilder, kind: Kind, block: Reg<S32>, border: bool) -> (Reg<U32>, Fetched) {
         let geometry = self.warp.geometry;
         self.wait(k);
         let step = geometry.stage();
@@ -706,7 +735,7 @@ impl<'a> Ring<'a> {
         let tile = geometry.stages - 1 + u32::from(kind == Kind::Values);
         let next = if tile.is_multiple_of(2) { Kind::Keys } else { Kind::Values };
         let above = tile / 2;
-        let mut fetched = self.fetch(k, next, to, (block, above), above == 0);
+        let mut fetched = self.fetch(k, next, to, (block, above), border && above == 0);
         if k.target().supports(Feature::CpAsync) {
             // What had to be loaded into registers after all goes on at once: the products need them.
             std::mem::take(&mut fetched).put(k);
