@@ -418,8 +418,8 @@ impl<'a> Warp<'a> {
     }
 
     /// Whether all blocks have one loop, which asks whether they are at a border. A driver compiles it in half the time, and it is as fast
-    /// (docs/lab-notes/v3.md, 28); but a warp with two fragments has no register left to ask with, and with neither softcap nor f32 code that is
-    /// short enough.
+    /// (docs/lab-notes/v3.md, 28). A warp with two fragments has no registers left to ask with, and does so only where scores are capped, for
+    /// which more than one loop is too long.
     fn asks_for_borders(&self) -> bool {
         self.config.softcap || self.geometry.fragments == 1
     }
