@@ -362,13 +362,14 @@ impl OutRows {
     }
 }
 
-/// What a block of scores that raised the maxima asks for.
-#[derive(Clone, Copy, Debug)]
-pub struct Raised {
-    /// What is added to a scaled score to make it an exponent.
-    base: PerRow<Reg<F32>>,
-    /// What the output before is to be multiplied by.
-    pub rescale: PerRow<Reg<F32>>,
+/// Whether some row of the warp is to be multiplied by anything but 1. Where a factor is NaN the row's sums are NaN already.
+#[track_caller]
+pub fn changes(k: &mut KernelBuilder, factors: PerRow<Reg<F32>>) -> Reg<Pred> {
+    k.at(Location::caller(), |k| {
+        let changes = k.setp(Compare::Ne, factors[0], 1.0);
+        let changes = k.setp_or(Compare::Ne, factors[1], 1.0, changes);
+        k.vote_any(changes)
+    })
 }
 
 /// The running maximum and the running sum of a thread's rows (Milakov and Gimelshein 2018).
@@ -446,41 +447,6 @@ impl RowState {
             }
             rescale
         })
-    }
-
-    /// Raises the maximum by a block of scores, and rescales the sums to it. What the block adds is to be taken in piece by
-    /// piece with [`RowState::take_in`].
-    #[track_caller]
-    pub fn raise(&self, k: &mut KernelBuilder, scores: &Accumulator, finite: bool) -> Raised {
-        k.at(Location::caller(), |k| {
-            let largest = scores.row_max(k);
-            let rows = [0, 1].map(|row| {
-                let (before, max) = self.raise_row(k, row, largest[row], finite);
-                let rescale = self.rescale(k, before, max);
-                k.mul_to(self.sum[row], self.sum[row], rescale);
-                (self.base(k, max), rescale)
-            });
-            Raised { base: rows.map(|(base, _)| base), rescale: rows.map(|(_, rescale)| rescale) }
-        })
-    }
-
-    /// Takes a row's scores of two neighbouring columns in: they become their exponentials.
-    #[track_caller]
-    pub fn take_in(&self, k: &mut KernelBuilder, raised: &Raised, row: usize, scores: [Reg<F32>; 2]) {
-        k.at(Location::caller(), |k| {
-            scores.iter().for_each(|&score| self.exponentiate(k, score, raised.base[row]));
-            let sum = k.add(scores[0], scores[1]);
-            k.add_to(self.sum[row], self.sum[row], sum);
-        });
-    }
-
-    /// The same for scores that are to be taken in after those before: they wait for the sums to have these. Otherwise the
-    /// assembler, in no hurry to add, keeps exponentials in registers until the end of the block.
-    #[track_caller]
-    pub fn after(&self, k: &mut KernelBuilder, raised: &Raised) -> Raised {
-        // A product with 0 that is no constant to the assembler: the sum may be NaN, and the result is then NaN as well.
-        let base = [0, 1].map(|row| k.fma(self.sum[row], 0.0, raised.base[row]));
-        Raised { base, ..*raised }
     }
 
     /// Raises a row's maximum: what it was, and what exponents are counted from now.

@@ -2,19 +2,17 @@
 //!
 //! Each warp has 16 or 32 queries of its own and multiplies them by all keys, so warps never exchange anything: scores become
 //! exponentials in the registers that the product left them in, and those are the left factor of the product with the values.
-//! Tiles of keys and of values take turns in a ring in shared memory; while one is multiplied the next ones are on their way. Under
-//! a product, the exponentials of the next 16 keys are computed.
+//! Tiles of keys and of values take turns in a ring in shared memory; while one is multiplied the next ones are on their way.
 //!
 //! What it shows: copies, addresses, softmax and matrix instructions are issued by the same warps, and the tensor cores wait
 //! for each of them; [`crate::v3`] gives each its own.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
 use arch::Feature;
-use ptx::{Compare, KernelBuilder, KernelError, Pointer, Reg, S32, Shared, U32, U64};
+use ptx::{Compare, Condition, KernelBuilder, KernelError, Pointer, Reg, S32, Shared, U32, U64};
 
-use crate::accumulator::{Accumulator, Quad, Raised, RowState, Visible};
+use crate::accumulator::{self, Accumulator, Quad, RowState, Visible};
 use crate::config::{Config, Program, Tiles};
 use crate::copies::{Copies, Fetched, Stream};
 use crate::mma::{self, Pair, Part, Product, ROWS, Reader, Rows, Tile};
@@ -78,7 +76,8 @@ impl Geometry {
         };
         let needed = geometry.accumulators() + geometry.others();
         // Where another CTA would leave just what is needed, the assembler spills.
-        let roomy = needed + ROOM + if config.softcap || config.alibi { 2 * ROOM } else { 0 };
+        let modified = if config.softcap || config.alibi { ROOM } else { 0 };
+        let roomy = needed + ROOM + 2 * modified;
         while registers(geometry.ctas + 1) >= roomy && shared(&geometry, geometry.ctas + 1) {
             geometry.ctas += 1;
         }
@@ -86,7 +85,12 @@ impl Geometry {
         {
             geometry.stages += 1;
         }
-        let free = registers(geometry.ctas).saturating_sub(needed + SPARE);
+        // What is copied through registers is on its way during a product.
+        let on_their_way =
+            if config.target.supports(Feature::CpAsync) { 0 } else { geometry.stage() / (threads * REGISTER) };
+        let widths = [keys, values].map(|tile| tile.widths().count() as u32 - 1);
+        let taken = needed + SPARE + ADDRESSES * (widths[0] + widths[1]) + on_their_way + modified;
+        let free = registers(geometry.ctas).saturating_sub(taken);
         if config.dtype != Dtype::F32 {
             geometry.held = (free / (4 * fragments)).min(keys.steps());
         }
@@ -101,6 +105,12 @@ impl Geometry {
     /// Bytes of a stage.
     fn stage(&self) -> u32 {
         self.keys.bytes().max(self.values.bytes())
+    }
+
+    /// Whether registers are few for what a warp has. The assembler moves instructions within straight code alone, loads as far up as it
+    /// finds registers and some further; branches, at little cost, keep it from that (docs/lab-notes/v2_tc.md).
+    fn is_tight(&self) -> bool {
+        self.fragments > 1 && self.columns > 64
     }
 
     /// Registers of a thread for scores and output.
@@ -124,6 +134,12 @@ const ROOM: u32 = 16;
 
 /// Registers that the assembler is left beside what is needed before queries stay in some.
 const SPARE: u32 = 36;
+
+/// Bytes of a register.
+const REGISTER: u32 = 4;
+
+/// Registers for the addresses of each further width of slabs.
+const ADDRESSES: u32 = 4;
 
 /// The most stages of the ring: a tile more than two blocks ahead is not needed sooner.
 const MOST_STAGES: u32 = 4;
@@ -257,15 +273,17 @@ pub fn v2_tc(config: &Config) -> Result<Program, KernelError> {
         nothing,
         |k| {
             for fragment in &warp.fragments {
-                results.store_nothing(k, &schedule, (warp.quad, fragment.row), &Place::of(&work));
+                let (quad, row) = warp.lane.rows(k, fragment.down);
+                results.store_nothing(k, &schedule, (quad, row), &Place::of(&work));
             }
         },
         |k| {
             warp.fetch_queries(k, &q);
             let ring = Ring::new(k, &warp, &keys, &values);
             warp.run(k, &ring);
-            for Fragment { row, out, state, .. } in &warp.fragments {
-                results.store(k, &schedule, (warp.quad, *row), &Place::of(&work), out, state);
+            for Fragment { down, out, state, .. } in &warp.fragments {
+                let (quad, row) = warp.lane.rows(k, *down);
+                results.store(k, &schedule, (quad, row), &Place::of(&work), out, state);
             }
         },
     );
@@ -274,12 +292,35 @@ pub fn v2_tc(config: &Config) -> Result<Program, KernelError> {
 
 /// Sixteen queries of a warp.
 struct Fragment {
-    /// The thread's first row in the CTA's tile.
-    row: Reg<S32>,
+    /// How far down it is among the warp's queries.
+    down: i32,
     scores: Accumulator,
     out: Accumulator,
     state: RowState,
     alibi: Option<Alibi>,
+}
+
+/// A thread of a warp. Which rows and columns it has is computed where it is needed: registers for them would stay taken.
+#[derive(Clone, Copy)]
+struct Lane {
+    index: Reg<U32>,
+    /// The warp's first row in the CTA's tile.
+    first: Reg<U32>,
+}
+
+impl Lane {
+    /// Its place in its quad, and the first of its rows, in the CTA's tile, of the fragment that is so far down.
+    fn rows(self, k: &mut KernelBuilder, down: i32) -> (Quad, Reg<S32>) {
+        let quad = Quad::of_lane(k, self.index);
+        let row = k.add(self.first, quad.row).cast::<S32>();
+        (quad, k.add(row, down))
+    }
+
+    /// The first of its rows, and the key of its first column in the block of keys that begins with `key`.
+    fn corner(self, k: &mut KernelBuilder, down: i32, key: Reg<S32>) -> (Reg<S32>, Reg<S32>) {
+        let (quad, row) = self.rows(k, down);
+        (row, k.mad(quad.place.cast::<S32>(), 2, key))
+    }
 }
 
 /// A warp and what it works on.
@@ -290,7 +331,7 @@ struct Warp<'a> {
     work: &'a Work,
     scores: Scores,
     thread: Reg<U32>,
-    quad: Quad,
+    lane: Lane,
     fragments: Vec<Fragment>,
     /// Where the CTA's tile of queries is, and how this lane reads the warp's.
     q_tile: Reg<U32>,
@@ -323,23 +364,28 @@ impl<'a> Warp<'a> {
         let warp = k.shr(thread, WARP.ilog2());
         let warp = k.shfl_idx(warp, 0);
         let first = k.mul(warp, ROWS * geometry.fragments);
-        let quad = Quad::of_lane(k, lane);
         let left = Reader::left(k, lane, &[queries, values]);
         let rows = Rows::new(k, lane, left, values, config.dtype);
         let q = left.rows_further(k, first);
         let right = Reader::right(k, lane, keys);
-        let row = k.add(first, quad.row);
 
+        let place = Lane { index: lane, first };
         let columns = geometry.columns;
         let fragments = (0..geometry.fragments)
             .map(|index| {
-                let row = k.add(row, ROWS * index).cast::<S32>();
+                let down = (ROWS * index) as i32;
+                let alibi = if config.alibi {
+                    let (_, row) = place.rows(k, down);
+                    scores.alibi(k, schedule, work, row)
+                } else {
+                    None
+                };
                 Fragment {
-                    row,
+                    down,
                     scores: Accumulator::new(k, config.tiles.block_kv),
                     out: Accumulator::new(k, columns),
                     state: RowState::new(k, scores.to_exponent, 0.0),
-                    alibi: scores.alibi(k, schedule, work, row),
+                    alibi,
                 }
             })
             .collect();
@@ -350,7 +396,7 @@ impl<'a> Warp<'a> {
             work,
             scores,
             thread,
-            quad,
+            lane: place,
             fragments,
             q_tile,
             q: q.further(k, q_tile),
@@ -388,40 +434,16 @@ impl<'a> Warp<'a> {
         fetched.put(k);
     }
 
-    /// The blocks of keys that the tile sees, from the last down: those at a border masked, the others not.
+    /// The blocks of keys that the tile sees, from the last down, in one loop: a second one without the mask would take a driver twice as
+    /// long to compile, and is no faster (docs/lab-notes/v2_tc.md).
     fn run(&self, k: &mut KernelBuilder, ring: &Ring) {
         for Fragment { out, state, .. } in &self.fragments {
             out.clear(k);
             state.clear(k);
         }
         let held = self.hold_queries(k, ring);
-        let work = self.work;
-        let block = k.mov(work.last);
-        let down_to = |k: &mut KernelBuilder, border: Option<Reg<S32>>| match (border, work.lowest) {
-            (None, None) => k.mov(0),
-            (Some(border), None) => border,
-            (None, Some(lowest)) => lowest,
-            (Some(border), Some(lowest)) => k.max(border, lowest),
-        };
-        if self.asks_for_borders() {
-            let lowest = down_to(k, None);
-            k.while_(|k| k.setp(Compare::Ge, block, lowest), |k| self.block(k, ring, &held, block, true));
-            return;
-        }
-        for (border, masked) in [(Some(work.right_border), true), (work.left_border, false)] {
-            let border = down_to(k, border);
-            k.while_(|k| k.setp(Compare::Ge, block, border), |k| self.block(k, ring, &held, block, masked));
-        }
-        if let Some(lowest) = work.lowest {
-            k.while_(|k| k.setp(Compare::Ge, block, lowest), |k| self.block(k, ring, &held, block, true));
-        }
-    }
-
-    /// Whether all blocks have one loop, which asks whether they are at a border. A driver compiles it in half the time, and it is as fast
-    /// (docs/lab-notes/v3.md, 28). A warp with two fragments has no registers left to ask with, and does so only where scores are capped, for
-    /// which more than one loop is too long.
-    fn asks_for_borders(&self) -> bool {
-        self.config.softcap || self.geometry.fragments == 1
+        let block = k.mov(self.work.last);
+        k.while_(|k| !self.work.is_over(k, block), |k| self.block(k, ring, &held, block));
     }
 
     /// The queries' first steps in registers, of each fragment, as many as there is room for.
@@ -440,43 +462,60 @@ impl<'a> Warp<'a> {
     }
 
     /// A block of keys and its values.
-    fn block(&self, k: &mut KernelBuilder, ring: &Ring, held: &[Vec<Part>], block: Reg<S32>, masked: bool) {
-        let (stage, coming) = ring.turn(k, Kind::Keys, block, masked);
-        let keys = self.keys.further(k, stage);
-        self.score(k, &keys, held);
-        coming.put(k);
-        let modified = self.config.softcap || self.config.alibi;
-        if modified || masked {
-            let key = self.work.key(k, block, self.config.tiles.block_kv);
-            let column = k.mad(self.quad.place.cast::<S32>(), 2, key);
-            for fragment in &self.fragments {
-                self.scores.modify(k, &fragment.scores, fragment.alibi.as_ref(), column);
-            }
-            let hide = |k: &mut KernelBuilder| {
-                for fragment in &self.fragments {
-                    self.hide(k, fragment, column);
-                }
-            };
-            if masked && self.asks_for_borders() {
-                let at_border = self.work.is_at_border(k, block);
-                k.if_(at_border, hide);
-            } else if masked {
-                hide(k);
+    fn block(&self, k: &mut KernelBuilder, ring: &Ring, held: &[Vec<Part>], block: Reg<S32>) {
+        let refill = ring.turn(k, Kind::Keys, block);
+        let loaded = refill.load(k, ring);
+        let keys = self.keys.further(k, refill.stage);
+        self.score(k, &keys, held, |k| refill.copy(k, ring));
+        loaded.put(k);
+        let key = self.work.key(k, block, self.config.tiles.block_kv);
+        if self.config.softcap || self.config.alibi {
+            for Fragment { scores, alibi, down, .. } in &self.fragments {
+                let (_, column) = self.lane.corner(k, *down, key);
+                self.scores.modify(k, scores, alibi.as_ref(), column);
             }
         }
+        let at_border = self.work.is_at_border(k, block);
+        k.if_(at_border, |k| {
+            for fragment in &self.fragments {
+                let corner = self.lane.corner(k, fragment.down, key);
+                self.hide(k, &fragment.scores, corner);
+            }
+        });
         // Without a mask the last block has a key for every query.
-        let finite = !(masked && (self.config.causal || self.config.window)) && !self.config.alibi;
-        let raised: Vec<_> =
-            self.fragments.iter().map(|fragment| fragment.state.raise(k, &fragment.scores, finite)).collect();
-        let (stage, coming) = ring.turn(k, Kind::Values, block, masked);
-        let values = self.values.further(k, stage);
-        self.add_values(k, &values, &raised);
-        coming.put(k);
+        let finite = !self.config.causal && !self.config.window && !self.config.alibi;
+        // The exponentials are there before the values are waited for: of 16-bit types they take half the registers that scores take.
+        let weights: Vec<Vec<Pair>> = self
+            .fragments
+            .iter()
+            .map(|Fragment { state, scores, out, .. }| {
+                let rescale = state.absorb(k, scores, finite);
+                if self.geometry.is_tight() {
+                    let changes = accumulator::changes(k, rescale);
+                    k.if_(changes, |k| out.scale_rows(k, rescale));
+                } else {
+                    out.scale_rows(k, rescale);
+                }
+                scores.values.chunks_exact(2).map(|pair| Pair::new(k, [pair[0], pair[1]], self.config.dtype)).collect()
+            })
+            .collect();
+        let refill = ring.turn(k, Kind::Values, block);
+        let loaded = refill.load(k, ring);
+        refill.copy(k, ring);
+        let values = self.values.further(k, refill.stage);
+        self.add_values(k, &values, &weights);
+        loaded.put(k);
         k.sub_to(block, block, 1);
     }
 
-    /// `scores = queries x keys^T`.
-    fn score(&self, k: &mut KernelBuilder, reader: &Reader, held: &[Vec<Part>]) {
+    /// `scores = queries x keys^T`; while the first fragments are on their way, what `meanwhile` does.
+    fn score(
+        &self,
+        k: &mut KernelBuilder,
+        reader: &Reader,
+        held: &[Vec<Part>],
+        meanwhile: impl Fn(&mut KernelBuilder),
+    ) {
         let Geometry { queries, keys, .. } = self.geometry;
         let (q_steps, k_steps) = (self.q.steps(k, queries), reader.steps(k, keys));
         self.fragments.iter().for_each(|fragment| fragment.scores.clear(k));
@@ -492,7 +531,10 @@ impl<'a> Warp<'a> {
             (left, mma::load(k, k_steps[step as usize].offset(keys.rows_from(row, step)), self.product))
         };
         let mut left = Vec::new();
-        pipelined(k, &places, load, |k, &(_, row), (queries, part)| {
+        pipelined(k, &places, load, |k, &(step, row), (queries, part)| {
+            if (step, row) == (0, 0) {
+                meanwhile(k);
+            }
             if let Some(queries) = queries {
                 left = queries;
             }
@@ -504,8 +546,8 @@ impl<'a> Warp<'a> {
         });
     }
 
-    /// `out = rescale * out + exponentials x values`, the exponentials of the scores computed on the way.
-    fn add_values(&self, k: &mut KernelBuilder, rows: &Rows, raised: &[Raised]) {
+    /// `out += weights x values`: pairs of exponentials of each fragment, [`PAIRS`] for each 16 keys.
+    fn add_values(&self, k: &mut KernelBuilder, rows: &Rows, weights: &[Vec<Pair>]) {
         let Geometry { values, columns, product, .. } = self.geometry;
         let steps = rows.steps(k, values);
         let step_columns = columns / values.steps();
@@ -513,61 +555,24 @@ impl<'a> Warp<'a> {
             .step_by(ROWS as usize)
             .flat_map(|row| (0..values.steps()).map(move |step| (row, step)))
             .collect();
-        let factors = |k: &mut KernelBuilder, pairs: &mut [Vec<Pair>]| -> Vec<Vec<Part>> {
-            pairs.iter_mut().map(|pairs| mma::left_of_pairs(k, &std::mem::take(pairs), product)).collect()
-        };
-        let mut raised = raised.to_vec();
-        let rescale: Vec<_> = raised.iter().map(|raised| raised.rescale).collect();
-        let mut pairs = vec![Vec::new(); self.fragments.len()];
-        self.exponentials(k, &raised, 0, 0..PAIRS, &mut pairs);
-        let mut left = factors(k, &mut pairs);
         let load = |k: &mut KernelBuilder, &(row, step): &(u32, u32)| steps.load(k, row, step, product);
+        let mut left = Vec::new();
         pipelined(k, &places, load, |k, &(row, step), right| {
-            for ((fragment, rescale), left) in self.fragments.iter().zip(&rescale).zip(&left) {
-                let out = fragment.out.columns_from(step * step_columns, step_columns);
-                if row == 0 {
-                    out.scale_rows(k, *rescale);
-                }
-                right.multiply_into(k, &out, left, product);
+            if step == 0 {
+                let first = PAIRS * (row / ROWS) as usize;
+                left =
+                    weights.iter().map(|pairs| mma::left_of_pairs(k, &pairs[first..first + PAIRS], product)).collect();
             }
-            if row + ROWS < values.rows {
-                // A share of the next 16 keys' exponentials.
-                let share = |step: u32| (PAIRS as u32 * step / values.steps()) as usize;
-                if step == 0 {
-                    let after =
-                        self.fragments.iter().zip(&raised).map(|(fragment, raised)| fragment.state.after(k, raised));
-                    raised = after.collect();
-                }
-                self.exponentials(k, &raised, row + ROWS, share(step)..share(step + 1), &mut pairs);
-                if step + 1 == values.steps() {
-                    left = factors(k, &mut pairs);
-                }
+            for (fragment, left) in self.fragments.iter().zip(&left) {
+                let out = fragment.out.columns_from(step * step_columns, step_columns);
+                right.multiply_into(k, &out, left, product);
             }
         });
     }
 
-    /// Adds to `pairs` some of those of 16 keys: the exponentials of their scores.
-    fn exponentials(
-        &self,
-        k: &mut KernelBuilder,
-        raised: &[Raised],
-        key: u32,
-        range: Range<usize>,
-        pairs: &mut [Vec<Pair>],
-    ) {
-        for ((fragment, raised), pairs) in self.fragments.iter().zip(raised).zip(pairs) {
-            let sixteen = fragment.scores.columns_from(key, 16);
-            for pair in range.clone() {
-                let scores = [sixteen.values[2 * pair], sixteen.values[2 * pair + 1]];
-                fragment.state.take_in(k, raised, pair % 2, scores);
-                pairs.push(Pair::new(k, scores, self.config.dtype));
-            }
-        }
-    }
-
-    /// Hides the keys that the fragment's queries do not see. `column` is the key of the thread's first column.
-    fn hide(&self, k: &mut KernelBuilder, fragment: &Fragment, column: Reg<S32>) {
-        let row = k.add(self.work.row, fragment.row);
+    /// Hides the keys that a fragment's queries do not see. The thread's first row is `row`, the key of its first column `column`.
+    fn hide(&self, k: &mut KernelBuilder, scores: &Accumulator, (row, column): (Reg<S32>, Reg<S32>)) {
+        let row = k.add(self.work.row, row);
         let seen = [0, 8].map(|offset| {
             let row = k.add(row, offset);
             let (query, _) = self.schedule.query(k, row);
@@ -576,7 +581,7 @@ impl<'a> Warp<'a> {
         });
         let [(first, end), (other_first, other_end)] = seen;
         let first = first.zip(other_first).map(|(first, other)| [first, other]);
-        fragment.scores.hide(k, &Visible { first, end: [end, other_end] });
+        scores.hide(k, &Visible { first, end: [end, other_end] });
     }
 }
 
@@ -605,6 +610,32 @@ fn pipelined<P, L>(
 enum Kind {
     Keys,
     Values,
+}
+
+/// A tile that is to come, of a block or of one further up.
+#[derive(Clone, Copy)]
+struct Coming {
+    kind: Kind,
+    /// The block that blocks are counted from,
+    block: Reg<S32>,
+    /// and how many above it is the tile's.
+    above: u32,
+}
+
+impl Coming {
+    /// The one that is so many tiles further on than the keys of a block.
+    fn new(further: u32, block: Reg<S32>) -> Self {
+        let kind = if further.is_multiple_of(2) { Kind::Keys } else { Kind::Values };
+        Self { kind, block, above: further / 2 }
+    }
+
+    /// Whether there is such a block; of the first one that is sure.
+    fn is_there(&self, k: &mut KernelBuilder, work: &Work) -> Option<Condition> {
+        (self.above > 0).then(|| {
+            let block = k.sub(self.block, self.above as i32);
+            !work.is_over(k, block)
+        })
+    }
 }
 
 /// Tiles of keys and values in turn, on their way or in use.
@@ -666,35 +697,26 @@ impl<'a> Ring<'a> {
         };
         let ring = Self { warp, source, stage: k.mov(0) };
         for tile in 0..geometry.stages - 1 {
-            let kind = if tile.is_multiple_of(2) { Kind::Keys } else { Kind::Values };
             let to = k.add(warp.ring, tile * geometry.stage());
-            ring.fetch(k, kind, to, (work.last, tile / 2), tile < 2).put(k);
+            let tile = Coming::new(tile, work.last);
+            let there = tile.is_there(k, work);
+            ring.fetch(k, tile, to, there).put(k);
+            ring.commit(k);
         }
         ring
     }
 
-    /// Begins to bring the tile of a kind of the block that is so many above `block`, if there is one. `border` says that it may
-    /// reach past the last key.
-    fn fetch(
-        &self,
-        k: &mut KernelBuilder,
-        kind: Kind,
-        to: Reg<U32>,
-        (block, above): (Reg<S32>, u32),
-        border: bool,
-    ) -> Fetched {
+    /// Begins to bring a tile, if the condition holds.
+    fn fetch(&self, k: &mut KernelBuilder, tile: Coming, to: Reg<U32>, there: Option<Condition>) -> Fetched {
         let work = self.warp.work;
-        let rows = border.then(|| {
+        let Coming { kind, block, above } = tile;
+        // That of a block further up, which is read later, has all its rows.
+        let rows = (above == 0).then(|| {
             let key = work.key(k, block, self.warp.config.tiles.block_kv);
             k.sub(work.seqlen_k, key).cast::<U32>()
         });
-        // The tile of this block is needed for sure.
-        let there = (above > 0).then(|| {
-            let block = k.sub(block, above as i32);
-            !work.is_over(k, block)
-        });
         let of_kind = if kind == Kind::Keys { 0 } else { 1 };
-        let fetched = match &self.source {
+        match &self.source {
             Source::Rows(streams) => streams[of_kind].fetch(k, to, there, rows),
             Source::Pages(pages, streams) => {
                 let block = k.sub(block, above as i32);
@@ -705,11 +727,14 @@ impl<'a> Ring<'a> {
                 }
                 fetched
             }
-        };
+        }
+    }
+
+    /// Ends what is to be waited for as one tile, whether there was one or not.
+    fn commit(&self, k: &mut KernelBuilder) {
         if self.source.is_asynchronous(k) {
             k.cp_async_commit();
         }
-        fetched
     }
 
     /// Waits for the tile whose turn it is. Every warp is then done with the one before.
@@ -720,9 +745,8 @@ impl<'a> Ring<'a> {
         k.bar_sync(0);
     }
 
-    /// The next tile, that of this kind of a block: how far from the ring's first it is; and the one that begins to come to the
-    /// place of the tile before. `border` says that the block may reach past the last key.
-    fn turn(&self, k: &mut KernelBuilder, kind: Kind, block: Reg<S32>, border: bool) -> (Reg<U32>, Fetched) {
+    /// The turn of the next tile, that of this kind of a block.
+    fn turn(&self, k: &mut KernelBuilder, kind: Kind, block: Reg<S32>) -> Refill {
         let geometry = self.warp.geometry;
         self.wait(k);
         let step = geometry.stage();
@@ -731,19 +755,45 @@ impl<'a> Ring<'a> {
         let before = k.sub(self.stage, step);
         let before = k.selp(last, before, is_first);
         let to = k.add(self.warp.ring, before);
-        // So many tiles further on, keys and values in turn.
-        let tile = geometry.stages - 1 + u32::from(kind == Kind::Values);
-        let next = if tile.is_multiple_of(2) { Kind::Keys } else { Kind::Values };
-        let above = tile / 2;
-        let mut fetched = self.fetch(k, next, to, (block, above), border && above == 0);
-        if k.target().supports(Feature::CpAsync) {
-            // What had to be loaded into registers after all goes on at once: the products need them.
-            std::mem::take(&mut fetched).put(k);
-        }
         let stage = k.mov(self.stage);
         let is_last = k.setp(Compare::Eq, self.stage, last);
         k.add_to(self.stage, self.stage, step);
         k.selp_to(self.stage, 0, self.stage, is_last);
-        (stage, fetched)
+        Refill { stage, tile: Coming::new(geometry.stages - 1 + u32::from(kind == Kind::Values), block), to }
+    }
+}
+
+/// A tile whose turn it is, and the one that then comes to the place of the tile before.
+struct Refill {
+    /// How far the tile is from the ring's first.
+    stage: Reg<U32>,
+    /// The one that comes,
+    tile: Coming,
+    /// and where to.
+    to: Reg<U32>,
+}
+
+impl Refill {
+    /// Where copies are not asynchronous, begins to load the tile into registers, from which it is put when the product is done.
+    fn load(&self, k: &mut KernelBuilder, ring: &Ring) -> Fetched {
+        if k.target().supports(Feature::CpAsync) {
+            return Fetched::default();
+        }
+        let there = self.tile.is_there(k, ring.warp.work);
+        ring.fetch(k, self.tile, self.to, there)
+    }
+
+    /// Where copies are asynchronous, begins them.
+    fn copy(&self, k: &mut KernelBuilder, ring: &Ring) {
+        if !k.target().supports(Feature::CpAsync) {
+            return;
+        }
+        // What has to be loaded into registers after all goes on at once: the products need them.
+        let copy = |k: &mut KernelBuilder, there| ring.fetch(k, self.tile, self.to, there).put(k);
+        match self.tile.is_there(k, ring.warp.work) {
+            Some(there) if ring.warp.geometry.is_tight() => k.if_(there, |k| copy(k, None)),
+            there => copy(k, there),
+        }
+        ring.commit(k);
     }
 }

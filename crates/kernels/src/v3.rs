@@ -20,7 +20,7 @@ use ptx::{
     U32, U64,
 };
 
-use crate::accumulator::{Accumulator, Quad, RowState, Visible};
+use crate::accumulator::{self, Accumulator, Quad, RowState, Visible};
 use crate::config::{Config, Program, Technique, Tiles};
 use crate::copies::Copies;
 use crate::hopper::{
@@ -1289,9 +1289,7 @@ impl<'a> Consumer<'a> {
         let rescale = self.state.absorb(k, &self.scores, finite);
         let seldom = slack(config) > 0.0 || config.dtype.is_scaled();
         if seldom {
-            let changes = k.setp(Compare::Ne, rescale[0], 1.0);
-            let changes = k.setp_or(Compare::Ne, rescale[1], 1.0, changes);
-            let changes = k.vote_any(changes);
+            let changes = accumulator::changes(k, rescale);
             // The branch also keeps the assembler from waiting before it exponentiates: it moves instructions within straight code.
             k.if_(changes, |k| {
                 k.wgmma_wait(0);
