@@ -146,8 +146,9 @@ pub fn default_tiles(problem: &Problem) -> Tiles {
     let (consumers, block_kv) = match columns {
         0..=64 if !short => (3, 128),
         65..=128 if scaled && (problem.mask == Mask::FULL || problem.seqlen_k >= LONG) => (3, 96),
-        // A capped score is so many instructions that a driver compiles larger blocks of them for more than a second.
+        // A capped score is so many instructions that a driver compiles larger blocks of them for about a second or more.
         193.. if problem.softcap.is_some() => (2, 64),
+        129.. if problem.softcap.is_some() => (2, if scaled { 96 } else { 80 }),
         129.. if scaled => (2, 128),
         0..=128 => (2, 128),
         129..=192 => (2, 112),
