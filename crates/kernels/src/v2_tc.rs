@@ -77,7 +77,8 @@ impl Geometry {
         let needed = geometry.accumulators() + geometry.others();
         // Where another CTA would leave just what is needed, the assembler spills.
         let modified = if config.softcap || config.alibi { ROOM } else { 0 };
-        let roomy = needed + ROOM + 2 * modified;
+        let addresses = [keys, values].map(|tile| ADDRESSES * (tile.widths().count() as u32 - 1)).iter().sum::<u32>();
+        let roomy = needed + ROOM + 2 * modified + addresses;
         while registers(geometry.ctas + 1) >= roomy && shared(&geometry, geometry.ctas + 1) {
             geometry.ctas += 1;
         }
@@ -88,8 +89,7 @@ impl Geometry {
         // What is copied through registers is on its way during a product.
         let on_their_way =
             if config.target.supports(Feature::CpAsync) { 0 } else { geometry.stage() / (threads * REGISTER) };
-        let widths = [keys, values].map(|tile| tile.widths().count() as u32 - 1);
-        let taken = needed + SPARE + ADDRESSES * (widths[0] + widths[1]) + on_their_way + modified;
+        let taken = needed + SPARE + addresses + on_their_way + modified;
         let free = registers(geometry.ctas).saturating_sub(taken);
         if config.dtype != Dtype::F32 {
             geometry.held = (free / (4 * fragments)).min(keys.steps());
