@@ -56,7 +56,7 @@ const ON_TENSOR_CORES: [(&str, &str); 14] = [
 ];
 
 /// For [`Stratum::V2Tc`] besides: a name, a problem, and the CTAs that keys are split among.
-const OF_V2_TC: [(&str, &str, u32); 10] = [
+const OF_V2_TC: [(&str, &str, u32); 16] = [
     ("f16_d96", "1x1x4096x96 f16", 1),
     ("f16_d33_dv40_causal", "1x2x200x33/40 f16 causal", 1),
     ("f16_d128_softcap_alibi", "1x1x4096x128 f16 softcap=30 alibi=0.5", 1),
@@ -66,6 +66,16 @@ const OF_V2_TC: [(&str, &str, u32); 10] = [
         "1x8/2x1/512x128 bf16 cache=2 page_size=256 cache_seqlens=400 block_table=1,0 append=1 rotary=128,512",
         8,
     ),
+    ("f16_d96_decode", "1x8/2x1/8192x96 f16", 8),
+    ("f16_d33_decode", "1x8/2x1/8192x33 f16", 8),
+    ("f16_d112_packed", "2x2/1x300x112 f16 cu_seqlens_q=0,300,400 cu_seqlens_k=0,300,400", 1),
+    ("f16_d128_causal_packed_split", "2x2/1x300x128 f16 causal cu_seqlens_q=0,300,400 cu_seqlens_k=0,300,400", 8),
+    (
+        "f16_d128_pages_of_16_split",
+        "1x2x5/48x128 f16 window=40,0 cache=3 page_size=16 cache_seqlens=9 block_table=1,0,2",
+        8,
+    ),
+    ("f16_d128_causal_pages", "1x2x300/512x128 f16 causal cache=2 page_size=256 cache_seqlens=512 block_table=1,0", 1),
     ("f16_d72_pages_of_16", "1x2x5/48x72 f16 window=40,0 cache=3 page_size=16 cache_seqlens=9 block_table=1,0,2", 1),
     ("bf16_d40_rows", "1x2x5/48x40 bf16 causal cache=2 cache_seqlens=9 cache_batch_idx=1 append=5", 1),
     ("f32_d64", "1x1x4096x64", 1),

@@ -6,9 +6,16 @@
 use std::panic::Location;
 
 use arch::Feature;
-use ptx::{B16, B32, Compare, Condition, Global, KernelBuilder, Pointer, Pred, Reg, Shared, U32, U64};
+use ptx::{B16, B32, Compare, Condition, Global, KernelBuilder, Pointer, Pred, Reg, Shared, Target, U32, U64};
 
 use crate::mma::{CHUNK, Slab, Tile, WIDTHS, swizzled};
+
+/// Whether copies of so many bytes go on by themselves once asked for.
+pub fn are_asynchronous(target: Target, piece: u32) -> bool {
+    /// The fewest bytes that `cp.async` copies.
+    const LEAST: u32 = 4;
+    target.supports(Feature::CpAsync) && piece >= LEAST
+}
 
 /// How the threads of a CTA share the copying of tiles of one kind.
 #[derive(Clone, Debug)]
@@ -84,7 +91,7 @@ impl Copies {
 
     /// Whether the copies go on by themselves once asked for.
     pub fn is_asynchronous(&self, k: &KernelBuilder) -> bool {
-        k.target().supports(Feature::CpAsync) && self.piece >= 4
+        are_asynchronous(k.target(), self.piece)
     }
 
     /// From one of the thread's rows to the next, in slabs of the `index`-th width.

@@ -12,7 +12,9 @@ use ptx::{Argument, Kernel, KernelError, L2Promotion, Launch, Swizzle, TensorMap
 use crate::cache::{Append, Cache, Rotary};
 use crate::config::{Config, Program, Technique, Tiles, Without};
 use crate::tile::{GROUP, SharedMemory};
-use crate::{Dtype, Feature, Inputs, Mask, Problem, Strides, append, combine, hopper, naive, v1, v2, v2_kt, v2_tc, v3};
+use crate::{
+    Dtype, Feature, Inputs, Mask, Problem, Strides, append, combine, copies, hopper, naive, v1, v2, v2_kt, v2_tc, v3,
+};
 
 /// A generation of the attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -662,9 +664,6 @@ pub const PACKED_END: i32 = 1 << 30;
 /// The most CTAs that keys are split among.
 pub(crate) const MAX_SPLITS: u32 = 256;
 
-/// The fewest bytes that threads can copy while they go on (`cp.async`).
-const LEAST_COPY: u32 = 4;
-
 /// The largest `block_q` and `block_kv`.
 const MAX_BLOCK: u32 = 256;
 
@@ -1066,7 +1065,7 @@ impl Planner<'_> {
         let maps = maps.into_iter().map(|(buffer, argument, rows)| self.tensor_map(buffer, argument, rows));
         let inputs = match maps.collect() {
             Err(PlanError::TensorMap { .. })
-                if self.config.piece >= LEAST_COPY
+                if copies::are_asynchronous(self.config.target, self.config.piece)
                     && !self.config.dtype.is_scaled()
                     && !self.config.without.producer
                     && self.config.cluster == 1 =>

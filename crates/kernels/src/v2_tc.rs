@@ -13,8 +13,9 @@ use arch::Feature;
 use ptx::{Compare, Condition, KernelBuilder, KernelError, Pointer, Reg, S32, Shared, U32, U64};
 
 use crate::accumulator::{self, Accumulator, Quad, RowState, Visible};
+use crate::cache::CacheCode;
 use crate::config::{Config, Program, Tiles};
-use crate::copies::{Copies, Fetched, Stream};
+use crate::copies::{self, Copies, Fetched, Stream};
 use crate::mma::{self, Pair, Part, Product, ROWS, Reader, Rows, Tile};
 use crate::pages::{PageTable, PagedStream};
 use crate::results::{Place, Results};
@@ -78,7 +79,17 @@ impl Geometry {
         // Where another CTA would leave just what is needed, the assembler spills.
         let modified = if config.softcap || config.alibi { ROOM } else { 0 };
         let addresses = [keys, values].map(|tile| ADDRESSES * (tile.widths().count() as u32 - 1)).iter().sum::<u32>();
-        let roomy = needed + ROOM + 2 * modified + addresses;
+        // Where a tile's sequence, part or KV head begins is in registers, and where a page does.
+        let begins_anywhere = config.varlen || config.split || config.grouped || config.cache != CacheCode::default();
+        let places = [begins_anywhere, config.cache.page_size.is_some()].map(|takes| if takes { PLACES } else { 0 });
+        // What is copied through registers is on its way during a product.
+        let on_their_way = if copies::are_asynchronous(config.target, config.piece) {
+            0
+        } else {
+            geometry.stage() / (threads * REGISTER)
+        };
+        let beside = addresses + places.iter().sum::<u32>() + on_their_way;
+        let roomy = needed + ROOM + 2 * modified + beside;
         while registers(geometry.ctas + 1) >= roomy && shared(&geometry, geometry.ctas + 1) {
             geometry.ctas += 1;
         }
@@ -86,10 +97,7 @@ impl Geometry {
         {
             geometry.stages += 1;
         }
-        // What is copied through registers is on its way during a product.
-        let on_their_way =
-            if config.target.supports(Feature::CpAsync) { 0 } else { geometry.stage() / (threads * REGISTER) };
-        let taken = needed + SPARE + addresses + on_their_way + modified;
+        let taken = needed + SPARE + modified + beside;
         let free = registers(geometry.ctas).saturating_sub(taken);
         if config.dtype != Dtype::F32 {
             geometry.held = (free / (4 * fragments)).min(keys.steps());
@@ -141,6 +149,9 @@ const REGISTER: u32 = 4;
 /// Registers for the addresses of each further width of slabs.
 const ADDRESSES: u32 = 4;
 
+/// Registers for where something begins that is not at a multiple of a tile.
+const PLACES: u32 = 20;
+
 /// The most stages of the ring: a tile more than two blocks ahead is not needed sooner.
 const MOST_STAGES: u32 = 4;
 
@@ -151,16 +162,13 @@ pub fn default_tiles(sm: arch::Sm, problem: &Problem) -> Tiles {
     match (problem.dtype, columns) {
         (Dtype::F32, 0..=128) => Tiles { block_q: 64, block_kv: 32, threads: 128 },
         (Dtype::F32, _) => Tiles { block_q: 64, block_kv: 16, threads: 128 },
+        // Without `cp.async` a block is in registers while the one before is multiplied.
+        (_, 97..=128) if rows <= 32 && sm < arch::Sm::Sm80 => Tiles { block_q: 32, block_kv: 32, threads: 64 },
         // Of few queries, tiles that are not half empty.
         (_, _) if rows <= 32 && !(columns > 128 && is_small(sm)) => Tiles { block_q: 32, block_kv: 64, threads: 64 },
         (_, 0..=128) if rows <= 64 => Tiles { block_q: 64, block_kv: 64, threads: 128 },
-        // What scores, packed batches and caches need beside takes registers of its own.
-        (_, 65..=128)
-            if problem.softcap.is_some()
-                || problem.alibi_slopes.is_some()
-                || problem.varlen.is_some()
-                || problem.cache.is_some() =>
-        {
+        // Biases take registers of their own.
+        (_, 65..=128) if problem.alibi_slopes.is_some() && problem.cache.is_none() => {
             Tiles { block_q: 64, block_kv: 64, threads: 128 }
         }
         // Where rows are short, two small CTAs start and end beside each other, and compute less of what the mask hides.
