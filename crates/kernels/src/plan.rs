@@ -1444,6 +1444,20 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_the_keys_are_resident_together() {
+        for spec in ["1x32x1/65536x128 bf16", "1x32x1/65536x64 bf16", "1x32/8x1/65536x128 bf16"] {
+            let problem: Problem = spec.parse().unwrap();
+            let options = Options { multiprocessors: Some(132), ..Options::default() };
+            let layout = Layout::contiguous(&problem);
+            let plan = plan_with(Stratum::V2Tc, &problem, Target::best(Sm::Sm90), &layout, &options).unwrap();
+            assert!(plan.config.split, "{spec}");
+            let resident = u64::from(132 * v2_tc::Geometry::new(&plan.config).ctas);
+            let ctas = plan.launches[0].ctas();
+            assert!(ctas <= resident, "{spec}: {ctas} CTAs, of which {resident} are resident");
+        }
+    }
+
+    #[test]
     fn refusals_say_what_and_why() {
         let spec = || ProblemSpec::new(1, 2, 64, 64);
         let messages = [

@@ -220,7 +220,8 @@ pub fn splits(problem: &Problem, config: &Config, multiprocessors: u32) -> u32 {
     let group = if config.grouped { problem.group() } else { 1 };
     let heads = (problem.batch * problem.heads_q / group) as u64;
     let tiles = heads * (problem.seqlen_q as u64 * group as u64).div_ceil(block_q.into());
-    let resident = u64::from(multiprocessors * Geometry::new(config).ctas);
+    // A kernel of parts takes more registers than one of whole rows.
+    let resident = u64::from(multiprocessors * Geometry::new(&Config { split: true, ..*config }).ctas);
     let most = (problem.seqlen_k as u64 / LEAST).min(resident / tiles.max(1));
     most.clamp(1, crate::plan::MAX_SPLITS.into()) as u32
 }
