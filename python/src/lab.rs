@@ -34,7 +34,7 @@ pub(crate) fn dig(
         let digger = Digger::new(problem, gpu, &Source::Seed(seed), full, watch).map_err(dig_error)?;
         let (mut records, mut passed_over) = (Vec::new(), Vec::new());
         for &stratum in strata {
-            let tiles = stratum.default_tiles(gpu.sm, digger.problem());
+            let tiles = stratum.default_tiles(gpu.sm, gpu.sm_count, digger.problem());
             match digger.dig(stratum, tiles, watch) {
                 Ok(dug) => match dug.wrong {
                     Some(wrong) => return Err(PyRuntimeError::new_err(format!("{stratum}: wrong result: {wrong}"))),

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use arch::Sm;
 use clap::{Args, Parser, Subcommand};
-use flashstrata::Planner;
+use flashstrata::{Hardware, Planner};
 use kernels::{Dtype, ProblemSpec, Stratum, Tiles};
 use lab::Thresholds;
 use lab::tensor_file::Layout;
@@ -239,17 +239,19 @@ impl TileArguments {
     /// # Errors
     /// When tiles are given and no stratum: each has its own.
     pub fn planner(&self, planner: Planner, choice: Choice, problem: &kernels::Problem) -> anyhow::Result<Planner> {
-        let sm = planner.hardware().sm;
         match choice {
             _ if !self.any() => Ok(choice.of(planner)),
-            Choice::Stratum(stratum) => Ok(choice.of(planner).tiles(self.of(stratum, sm, problem))),
+            Choice::Stratum(stratum) => {
+                let Hardware { sm, multiprocessors, .. } = *planner.hardware();
+                Ok(choice.of(planner).tiles(self.of(stratum, sm, multiprocessors, problem)))
+            }
             Choice::Auto => anyhow::bail!("stratum is auto, which chooses its tiles: name a stratum, or give no tiles"),
         }
     }
 
-    /// The stratum's own tiles on an architecture, changed as asked.
-    pub fn of(&self, stratum: Stratum, sm: Sm, problem: &kernels::Problem) -> Tiles {
-        let own = stratum.default_tiles(sm, problem);
+    /// The stratum's own tiles on an architecture's GPU of so many multiprocessors, changed as asked.
+    pub fn of(&self, stratum: Stratum, sm: Sm, multiprocessors: u32, problem: &kernels::Problem) -> Tiles {
+        let own = stratum.default_tiles(sm, multiprocessors, problem);
         Tiles {
             block_q: self.block_q.unwrap_or(own.block_q),
             block_kv: self.block_kv.unwrap_or(own.block_kv),

@@ -103,7 +103,7 @@ pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
     };
     let table = !arguments.json.as_deref().is_some_and(output::is_stdout);
     sweep(arguments, device.l2_bytes, &CANCEL, |problem, inputs, stratum| {
-        let tiles = arguments.tiles.of(stratum, device.sm, problem);
+        let tiles = arguments.tiles.of(stratum, device.sm, device.sm_count, problem);
         let mut stream = context.stream()?;
         let without = arguments.without.iter().copied().collect();
         let cluster = arguments.cluster;

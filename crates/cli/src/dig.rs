@@ -45,7 +45,7 @@ pub fn dig(arguments: &DigArguments) -> Result<(), Failure> {
         progress.begin(&stratum.to_string());
         let show = |done, of| progress.show(done, of);
         let watch = Watch { cancel: Some(&CANCEL), progress: Some(&show), ..Watch::default() };
-        let tiles = arguments.tiles.of(stratum, gpu.sm, digger.problem());
+        let tiles = arguments.tiles.of(stratum, gpu.sm, gpu.sm_count, digger.problem());
         match digger.dig(stratum, tiles, watch) {
             Ok(mut one) => {
                 let measure = |context: &Context| {

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::anyhow;
 use clap::Args;
+use flashstrata::Planner;
 use kernels::{Dtype, Stratum, Technique};
 use lab::{CaseId, Checked, Coverage, Outcome};
 
@@ -66,17 +67,27 @@ pub fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
                 // So few that CTAs which stay take several tiles.
                 let few = || emulator::Device { multiprocessors: Some(2), ..emulator::Device::new(options.clone()) };
                 let mut emulator = || Ok(few());
-                lab::verify(&choice.of(planner.clone()), case, dtype, arguments.seed, &mut emulator)
+                lab::verify(&choice.of(as_filled(&planner, case)), case, dtype, arguments.seed, &mut emulator)
             };
             run(arguments, choices, verify, || false)
         }
         Some(context) => {
             let verify = |choice: Choice, case, dtype| {
-                lab::verify(&choice.of(planner.clone()), case, dtype, arguments.seed, &mut || context.stream())
+                lab::verify(&choice.of(as_filled(&planner, case)), case, dtype, arguments.seed, &mut || {
+                    context.stream()
+                })
             };
             // After a fault nothing more can be run in this process.
             run(arguments, choices, verify, || context.poisoned().is_some())
         }
+    }
+}
+
+/// The planner of a case: random problems are small and fill no GPU, so every other one is planned as for a GPU that it fills.
+fn as_filled(planner: &Planner, case: CaseId) -> Planner {
+    match case {
+        CaseId::Random(number) if number % 2 == 1 => planner.clone().multiprocessors(1),
+        _ => planner.clone(),
     }
 }
 

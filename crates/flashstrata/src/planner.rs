@@ -64,6 +64,11 @@ impl Planner {
         Planner { splits: Some(splits), ..self }
     }
 
+    /// As if the GPU had so many multiprocessors: plans are what they would be for a problem so much larger.
+    pub fn multiprocessors(self, multiprocessors: u32) -> Planner {
+        Planner { hardware: Hardware { multiprocessors, ..self.hardware }, ..self }
+    }
+
     /// With parts of `v3` left out, to measure what they bring.
     pub fn without(self, without: Without) -> Planner {
         Planner { without, ..self }

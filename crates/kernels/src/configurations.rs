@@ -135,7 +135,8 @@ pub fn configurations() -> Result<Vec<(String, Program)>, PlanError> {
             .chain(OF_V3.into_iter().map(|(variant, problem)| (Stratum::V3, variant, problem, 1)));
         for (stratum, variant, problem, splits) in shared.chain(own).filter(|(stratum, ..)| stratum.runs_on(target)) {
             let Ok(problem) = problem.parse::<Problem>() else { continue };
-            let options = Options { splits: Some(splits), ..Options::default() };
+            // Calls of one head stand for what fills a GPU.
+            let options = Options { splits: Some(splits), multiprocessors: Some(1), ..Options::default() };
             let plan = match plan_with(stratum, &problem, target, &Layout::contiguous(&problem), &options) {
                 // A type that the stratum, or the architecture's tensor cores, lack.
                 Err(PlanError::Lacks { .. } | PlanError::Dtype { .. }) => continue,

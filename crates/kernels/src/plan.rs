@@ -134,13 +134,13 @@ impl Stratum {
         (self == Stratum::V2Tc && dtype == Dtype::F32).then_some(1e-5)
     }
 
-    /// The tile sizes it uses for a problem unless told otherwise.
-    pub fn default_tiles(self, sm: Sm, problem: &Problem) -> Tiles {
+    /// The tile sizes it uses for a problem, on a GPU of so many multiprocessors, unless told otherwise.
+    pub fn default_tiles(self, sm: Sm, multiprocessors: u32, problem: &Problem) -> Tiles {
         match self {
             Stratum::Naive | Stratum::V1 | Stratum::V2 | Stratum::V2Kt => {
                 square_tiles(sm, problem.head_dim, problem.head_dim_v)
             }
-            Stratum::V2Tc => v2_tc::default_tiles(sm, problem),
+            Stratum::V2Tc => v2_tc::default_tiles(sm, multiprocessors, problem),
             Stratum::V3 => v3::default_tiles(problem),
         }
     }
@@ -733,6 +733,14 @@ pub struct Options {
     pub cluster: Option<u32>,
 }
 
+impl Options {
+    /// The multiprocessors that are to be filled, on an architecture.
+    fn multiprocessors_of(&self, sm: Sm) -> u32 {
+        let largest = || arch::GPUS.iter().filter(|gpu| gpu.sm == sm).map(|gpu| gpu.sm_count).max();
+        self.multiprocessors.or_else(largest).unwrap_or(1)
+    }
+}
+
 /// Plans a call.
 ///
 /// `tiles` are the stratum's default ones unless given.
@@ -810,7 +818,8 @@ pub fn configure(
         return Err(PlanError::Tile { argument: "cluster", value: cluster, allowed });
     }
     let window = problem.mask != Mask::FULL && problem.mask != Mask::CAUSAL;
-    let tiles = options.tiles.unwrap_or_else(|| stratum.default_tiles(target.sm(), problem));
+    let sm = target.sm();
+    let tiles = options.tiles.unwrap_or_else(|| stratum.default_tiles(sm, options.multiprocessors_of(sm), problem));
     let config = Config {
         target,
         dtype: problem.dtype,
@@ -961,14 +970,13 @@ impl Planner<'_> {
 
     fn v2_tc(&mut self, options: &Options) -> Result<(), PlanError> {
         let (problem, sm) = (self.problem, self.config.target.sm());
+        let splits =
+            options.splits.unwrap_or_else(|| v2_tc::splits(problem, &self.config, options.multiprocessors_of(sm)));
         let q = match problem.cache.as_ref().and_then(|cache| cache.append) {
             Some(append) => self.append(append)?,
             None => self.q()?,
         };
         let tensors = [q, self.k()?, self.v()?].concat();
-        let largest = || arch::GPUS.iter().filter(|gpu| gpu.sm == sm).map(|gpu| gpu.sm_count).max();
-        let multiprocessors = options.multiprocessors.or_else(largest).unwrap_or(1);
-        let splits = options.splits.unwrap_or_else(|| v2_tc::splits(problem, &self.config, multiprocessors));
         self.config.split = splits > 1;
         if splits == 1 {
             let results = self.results()?;
@@ -1454,6 +1462,31 @@ mod tests {
             let resident = u64::from(132 * v2_tc::Geometry::new(&plan.config).ctas);
             let ctas = plan.launches[0].ctas();
             assert!(ctas <= resident, "{spec}: {ctas} CTAs, of which {resident} are resident");
+        }
+    }
+
+    #[test]
+    fn tiles_are_small_where_large_ones_do_not_fill_the_gpu() {
+        let block_q = |text: &str, multiprocessors| {
+            Stratum::V2Tc.default_tiles(Sm::Sm90, multiprocessors, &text.parse().unwrap()).block_q
+        };
+        for (text, small) in [
+            // 128, 192 and 256 large tiles: small ones all run at once, three on a multiprocessor, in the first two cases.
+            ("1x16x1024x128 bf16", true),
+            ("1x24x1024x128 bf16", true),
+            ("1x32x1024x128 bf16", false),
+            // Under a causal mask large ones that all run at once take as long as the longest.
+            ("1x32x1024x128 bf16 causal", true),
+            ("1x32x1024/2048x128 bf16 causal", false),
+            ("1x32x2048x128 bf16 causal", false),
+            ("1x16x1024x64 bf16 causal", true),
+            ("1x32x1024x64 bf16 causal", false),
+            // Keys are split instead.
+            ("1x16x1024x64 bf16", false),
+            ("1x16x512/16384x64 bf16 causal", false),
+        ] {
+            assert_eq!(block_q(text, 132), if small { 64 } else { 128 }, "{text}");
+            assert_eq!(block_q(text, 1), 128, "{text}");
         }
     }
 

@@ -81,14 +81,14 @@ impl Geometry {
         let addresses = [keys, values].map(|tile| ADDRESSES * (tile.widths().count() as u32 - 1)).iter().sum::<u32>();
         // Where a tile's sequence, part or KV head begins is in registers, and where a page does.
         let begins_anywhere = config.varlen || config.split || config.grouped || config.cache != CacheCode::default();
-        let places = [begins_anywhere, config.cache.page_size.is_some()].map(|takes| if takes { PLACES } else { 0 });
+        let places = u32::from(begins_anywhere) + u32::from(config.cache.page_size.is_some());
         // What is copied through registers is on its way during a product.
         let on_their_way = if copies::are_asynchronous(config.target, config.piece) {
             0
         } else {
             geometry.stage() / (threads * REGISTER)
         };
-        let beside = addresses + places.iter().sum::<u32>() + on_their_way;
+        let beside = addresses + PLACES * places + on_their_way;
         let roomy = needed + ROOM + 2 * modified + beside;
         while registers(geometry.ctas + 1) >= roomy && shared(&geometry, geometry.ctas + 1) {
             geometry.ctas += 1;
@@ -155,20 +155,21 @@ const PLACES: u32 = 20;
 /// The most stages of the ring: a tile more than two blocks ahead is not needed sooner.
 const MOST_STAGES: u32 = 4;
 
-/// The tile sizes for a problem.
-pub fn default_tiles(sm: arch::Sm, problem: &Problem) -> Tiles {
+/// The tile sizes for a problem, on a GPU of so many multiprocessors.
+pub fn default_tiles(sm: arch::Sm, multiprocessors: u32, problem: &Problem) -> Tiles {
     let columns = problem.head_dim.max(problem.head_dim_v) as u32;
-    let rows = if shares_heads(problem) { problem.seqlen_q * problem.group() } else { problem.seqlen_q };
+    let group = if shares_heads(problem) { problem.group() } else { 1 };
+    let rows = problem.seqlen_q * group;
     match (problem.dtype, columns) {
         (Dtype::F32, 0..=128) => Tiles { block_q: 64, block_kv: 32, threads: 128 },
         (Dtype::F32, _) => Tiles { block_q: 64, block_kv: 16, threads: 128 },
         // Without `cp.async` a block is in registers while the one before is multiplied.
-        (_, 97..=128) if rows <= 32 && sm < arch::Sm::Sm80 => Tiles { block_q: 32, block_kv: 32, threads: 64 },
+        (_, 97..=128) if rows <= 32 && !sm.supports(Feature::CpAsync) => {
+            Tiles { block_q: 32, block_kv: 32, threads: 64 }
+        }
         // Of few queries, tiles that are not half empty.
         (_, _) if rows <= 32 && !(columns > 128 && is_small(sm)) => Tiles { block_q: 32, block_kv: 64, threads: 64 },
-        (_, 0..=128) if rows <= 64 => Tiles { block_q: 64, block_kv: 64, threads: 128 },
-        // Biases take registers of their own.
-        (_, 65..=128) if problem.alibi_slopes.is_some() && problem.cache.is_none() => {
+        (_, 0..=128) if rows <= 64 || prefers_small(multiprocessors, problem, columns, group) => {
             Tiles { block_q: 64, block_kv: 64, threads: 128 }
         }
         // Where rows are short, two small CTAs start and end beside each other, and compute less of what the mask hides.
@@ -176,6 +177,26 @@ pub fn default_tiles(sm: arch::Sm, problem: &Problem) -> Tiles {
             Tiles { block_q: 64, block_kv: 64, threads: 128 }
         }
         _ => tiles_of(sm, columns),
+    }
+}
+
+/// Whether small tiles are faster than large ones, of up to 128 columns, where so many heads share a tile:
+/// docs/lab-notes/v2_tc.md has what was measured.
+fn prefers_small(multiprocessors: u32, problem: &Problem, columns: u32, group: usize) -> bool {
+    /// Rows of a large tile, twice those of a small one.
+    const LARGE: usize = 128;
+    let tiles = problem.batch.saturating_mul(problem.heads_q / group * (problem.seqlen_q * group).div_ceil(LARGE));
+    // CTAs that a multiprocessor has at once; small ones that begin anywhere take more registers.
+    let begins_anywhere = group > 1 || problem.varlen.is_some() || problem.cache.is_some();
+    let fit = |tiles: usize, ctas| tiles <= ctas * multiprocessors as usize;
+    // Large ones would leave multiprocessors half empty, or some with twice as much to do as others.
+    let fit_when_small = fit(tiles.saturating_mul(2), if begins_anywhere { 2 } else { 3 });
+    // All at once take as long as the one that sees the most keys: with few before the first query, twice the average.
+    let uneven = problem.mask == Mask::CAUSAL && 4 * problem.seqlen_k <= 5 * problem.seqlen_q;
+    match columns {
+        // Splitting keys fills the GPU just as well.
+        0..=64 => uneven && fit_when_small,
+        _ => fit_when_small || uneven && fit(tiles, 2),
     }
 }
 

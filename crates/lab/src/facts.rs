@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use arch::{BlockResources, Target};
 use emulator::Level;
-use kernels::{Inputs, Layout, PlanError, Problem, Stratum};
+use kernels::{Inputs, Layout, Options, PlanError, Problem, Stratum};
 use rayon::prelude::*;
 use thiserror::Error;
 
@@ -80,34 +80,33 @@ pub fn sheets() -> Result<Vec<Sheet>, FactsError> {
         .collect();
     all.into_par_iter()
         .map(|(target, count, stratum)| {
-            let mut text = format!("{stratum} on {target}. Written by `cargo run --release -- facts`.\n");
-            for problem in problems(stratum).iter().take(count) {
-                describe(&mut text, stratum, target, problem)?;
-            }
+            let described: Result<Vec<_>, _> =
+                problems(stratum).par_iter().take(count).map(|problem| describe(stratum, target, problem)).collect();
+            let head = format!("{stratum} on {target}. Written by `cargo run --release -- facts`.\n");
+            let text = head + &described?.concat();
             Ok(Sheet { path: PathBuf::from(target).join(format!("{stratum}.txt")), text })
         })
         .collect()
 }
 
-fn describe(text: &mut String, stratum: Stratum, target: &str, problem: &str) -> Result<(), FactsError> {
+fn describe(stratum: Stratum, target: &str, problem: &str) -> Result<String, FactsError> {
     let refuse =
         |reason: String| FactsError::Stratum { stratum, target: target.into(), problem: problem.into(), reason };
     let target: Target = target.parse().map_err(|error| refuse(format!("{error}")))?;
     let parsed: Problem = problem.parse().map_err(|error| refuse(format!("{error}")))?;
     let inputs = Inputs::randn(&parsed, 1).map_err(|error| refuse(error.to_string()))?;
-    let plan = match kernels::plan(stratum, &parsed, target, &Layout::contiguous(&parsed), None) {
+    // Small problems stand for what fills a GPU.
+    let options = Options { multiprocessors: Some(1), ..Options::default() };
+    let plan = match kernels::plan_with(stratum, &parsed, target, &Layout::contiguous(&parsed), &options) {
         // A type that the stratum, or the architecture's tensor cores, lack.
-        Err(PlanError::Lacks { .. } | PlanError::Dtype { .. }) => return Ok(()),
+        Err(PlanError::Lacks { .. } | PlanError::Dtype { .. }) => return Ok(String::new()),
         plan => plan.map_err(|error| refuse(error.to_string()))?,
     };
     let tiles = plan.config.tiles;
     let execution = execute::execute_plan(plan, &parsed, &inputs, Watch::default())
         .map_err(|error: ExecuteError| refuse(error.to_string()))?;
-    let _ = write!(
-        text,
-        "\n{problem}, block_q {}, block_kv {}, {} threads\n",
-        tiles.block_q, tiles.block_kv, tiles.threads
-    );
+    let mut text =
+        format!("\n{problem}, block_q {}, block_kv {}, {} threads\n", tiles.block_q, tiles.block_kv, tiles.threads);
     for launch in &execution.launches {
         let assembled = ptxas::assemble(&launch.kernel)?;
         let sass = ptxas::disassemble(&launch.kernel, &assembled)?;
@@ -164,5 +163,5 @@ fn describe(text: &mut String, stratum: Stratum, target: &str, problem: &str) ->
             let _ = writeln!(text, "    {line}");
         });
     }
-    Ok(())
+    Ok(text)
 }

@@ -11,7 +11,7 @@ fn dug(problem: &str, gpu: &str, strata: &[Stratum]) -> Vec<Vec<Finding>> {
     let digger = Digger::new(problem, gpu, &Source::Seed(0), false, Watch::default()).unwrap();
     let digger = digger.thresholds(Thresholds::default());
     let of = |&stratum: &Stratum| {
-        let tiles = stratum.default_tiles(gpu.sm, digger.problem());
+        let tiles = stratum.default_tiles(gpu.sm, gpu.sm_count, digger.problem());
         let dug = digger.dig(stratum, tiles, Watch::default()).unwrap();
         assert_eq!(dug.wrong, None);
         dug.record.findings

@@ -104,7 +104,9 @@ fn dig(
     for name in &case.strata {
         let stratum: Stratum = name.parse().map_err(|error| refused(format!("{error}")))?;
         begin(name);
-        let dug = digger.dig(stratum, stratum.default_tiles(gpu.sm, digger.problem()), watch).map_err(failed)?;
+        // Small problems stand for what fills a GPU.
+        let tiles = stratum.default_tiles(gpu.sm, 1, digger.problem());
+        let dug = digger.dig(stratum, tiles, watch).map_err(failed)?;
         if let Some(wrong) = dug.wrong {
             return Err(MeasureError::Wrong { stratum: name.clone(), problem: case.problem.clone(), wrong });
         }

@@ -18,6 +18,6 @@ fn run(
     inputs: &Inputs,
     tiles: Option<Tiles>,
 ) -> Result<Execution, ExecuteError> {
-    let tiles = tiles.unwrap_or_else(|| stratum.default_tiles(sm, problem));
+    let tiles = tiles.unwrap_or_else(|| stratum.default_tiles(sm, 1, problem));
     execute(stratum, tiles, problem, inputs, sm, Watch { cancel: None, progress: None, ..Watch::default() })
 }
