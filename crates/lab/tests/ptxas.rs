@@ -75,6 +75,8 @@ fn own_kernels_are_assembled_as_predicted() {
     }
     // One architecture for each kind of kernel and each size of shared memory: the others' kernels are these, for another target.
     const TARGETS: [&str; 4] = ["sm_75/", "sm_80/", "sm_90a/", "sm_120a/"];
+    // The disassembler takes twice as long as the assembler, and how accesses are merged is not the target's.
+    const DISASSEMBLED: [&str; 2] = ["sm_75/", "sm_90a/"];
     let mut kernels = kernels::configurations::configurations().unwrap();
     kernels.retain(|(name, _)| TARGETS.iter().any(|target| name.starts_with(target)));
     assert!((180..250).contains(&kernels.len()), "{} kernels", kernels.len());
@@ -90,10 +92,12 @@ fn own_kernels_are_assembled_as_predicted() {
                     "{name}: {spill_store_bytes} bytes of spill stores, {spill_load_bytes} of loads{serialized}"
                 ));
             }
-            let (predicted, found) =
-                (merge::shared_accesses(&program.kernel), shared_accesses(&program.kernel, &assembled));
-            if predicted != found {
-                wrong.push(format!("{name}: {predicted:?} predicted, {found:?} found"));
+            if DISASSEMBLED.iter().any(|target| name.starts_with(target)) {
+                let predicted = merge::shared_accesses(&program.kernel);
+                let found = shared_accesses(&program.kernel, &assembled);
+                if predicted != found {
+                    wrong.push(format!("{name}: {predicted:?} predicted, {found:?} found"));
+                }
             }
             wrong
         })
