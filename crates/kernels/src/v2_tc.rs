@@ -185,7 +185,7 @@ pub fn default_tiles(sm: arch::Sm, multiprocessors: u32, problem: &Problem) -> T
 fn prefers_small(multiprocessors: u32, problem: &Problem, columns: u32, group: usize) -> bool {
     /// Rows of a large tile, twice those of a small one.
     const LARGE: usize = 128;
-    let tiles = problem.batch.saturating_mul(problem.heads_q / group * (problem.seqlen_q * group).div_ceil(LARGE));
+    let tiles = count_tiles(problem, group, LARGE);
     // CTAs that a multiprocessor has at once; small ones that begin anywhere take more registers.
     let begins_anywhere = group > 1 || problem.varlen.is_some() || problem.cache.is_some();
     let fit = |tiles: usize, ctas| tiles <= ctas * multiprocessors as usize;
@@ -198,6 +198,11 @@ fn prefers_small(multiprocessors: u32, problem: &Problem, columns: u32, group: u
         0..=64 => uneven && fit_when_small,
         _ => fit_when_small || uneven && fit(tiles, 2),
     }
+}
+
+/// The tiles of so many rows, where so many query heads share one.
+fn count_tiles(problem: &Problem, group: usize, rows: usize) -> usize {
+    problem.batch.saturating_mul(problem.heads_q / group * (problem.seqlen_q * group).div_ceil(rows))
 }
 
 /// Whether shared memory holds two CTAs with small tiles of 256 columns: queries, keys and values.
@@ -239,8 +244,7 @@ pub fn splits(problem: &Problem, config: &Config, multiprocessors: u32) -> u32 {
     const LEAST: u64 = 512;
     let block_q = config.tiles.block_q;
     let group = if config.grouped { problem.group() } else { 1 };
-    let heads = (problem.batch * problem.heads_q / group) as u64;
-    let tiles = heads * (problem.seqlen_q as u64 * group as u64).div_ceil(block_q.into());
+    let tiles = count_tiles(problem, group, block_q as usize) as u64;
     // A kernel of parts takes more registers than one of whole rows.
     let resident = u64::from(multiprocessors * Geometry::new(&Config { split: true, ..*config }).ctas);
     let most = (problem.seqlen_k as u64 / LEAST).min(resident / tiles.max(1));
