@@ -6,7 +6,7 @@ use ptx::{Instruction, Kernel, Modifier, Opcode, Operand, Register, Type};
 
 use super::{Code, Decoded, Decoder, Extend, MemoryOp, Op, UNGUARDED};
 use crate::allocate::Width;
-use crate::tensor::{Accumulator, DoubleProduct, Element, Major, MatrixA, Shape, TensorOp, Watch, WgmmaOp};
+use crate::tensor::{Accumulator, DoubleProduct, Element, Major, MatrixA, Shape, Sums, TensorOp, Watch, WgmmaOp};
 
 /// Marks a guard that stands for an entry of [`Program::watched`](super::Program::watched): the instruction touches registers
 /// that some `wgmma` works on. No predicate's number has this bit.
@@ -166,6 +166,10 @@ impl Decoder<'_> {
             c: accumulator(c)?,
             d: accumulator(d)?,
             clamp: instruction.has(Modifier::Satfinite),
+            sums: match element(a)? {
+                Element::Tf32 => Sums::of_tf32(self.kernel.target.sm()),
+                _ => Sums::Rounded,
+            },
         };
         if !matches!((m, n), (8 | 16, 8)) || k > 32 {
             return Err(format!("the shape .m{m}n{n}k{k} is not there yet"));
@@ -222,8 +226,13 @@ impl Decoder<'_> {
         let element = |ty| Element::of(ty).ok_or_else(|| format!("{ty} matrices are not there yet"));
         let d = Accumulator::of(d).ok_or_else(|| format!("{d} accumulators are not there yet"))?;
         let clamp = instruction.has(Modifier::Satfinite);
+        let sums = match (element(a)?, d) {
+            (Element::Tf32, _) => Sums::of_tf32(self.kernel.target.sm()),
+            (Element::E4m3 | Element::E5m2, Accumulator::F32) => Sums::Cut13,
+            _ => Sums::Rounded,
+        };
         // A warp computes 16 of the 64 rows.
-        let shape = Shape { m: 16, n, k, a: element(a)?, b: element(b)?, c: d, d, clamp };
+        let shape = Shape { m: 16, n, k, a: element(a)?, b: element(b)?, c: d, d, clamp, sums };
         if n == 0 || n > 256 || n % 8 != 0 || k * 4 != 32 * shape.a.per_word() {
             return Err(format!("the shape .m64n{n}k{k} is not there"));
         }

@@ -17,7 +17,7 @@ use crate::warp::Warp;
 
 pub(crate) use descriptor::Major;
 pub(crate) use double::DoubleProduct;
-pub(crate) use numerics::Element;
+pub(crate) use numerics::{Element, Sums};
 pub(crate) use product::{Accumulator, Shape};
 pub(crate) use wgmma::{Flights, MatrixA, Watch, WgmmaOp, WgmmaState, watch};
 pub use work::TensorWork;

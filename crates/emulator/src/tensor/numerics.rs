@@ -1,17 +1,16 @@
 //! The arithmetic of tensor cores.
 //!
 //! Products of the operand types are exact in f32, and the manual leaves open in which order and precision they are summed
-//! (PTX ISA 9.7.14.5, 9.7.15.5: "at least single precision"). The emulator fixes one: an accumulator takes the products one
-//! by one, `k` ascending, rounding to f32 each time (a fused multiply-add). Chips sum several at once and truncate what they
-//! align, so results are compared with tolerances, never bit for bit.
+//! (PTX ISA 9.7.14.5, 9.7.15.5: "at least single precision"). What chips do is modelled where it shows in results, see [`Sums`];
+//! elsewhere an accumulator takes the products one by one, `k` ascending, rounding to f32 each time (a fused multiply-add).
+//! Results are compared with tolerances, never bit for bit.
 //!
-//! - `wgmma` on e4m3 and e5m2 loses so much on a chip that it shows in results: the products of an instruction and the accumulator
-//!   are aligned to the largest of them, and what is less than 2^-13 of its power of two is cut off each, and off the sum
-//!   (DeepSeek-V3 Technical Report, 3.3.2: about 14 bits are kept). So does the emulator.
 //! - f16 accumulators are widened, take all products of the instruction in f32, and are rounded to nearest even once at its end.
 //! - tf32 operands are cut, not rounded: the manual says that the lower 13 bits are ignored; `cvt.rna.tf32` is what rounds.
 //! - e4m3 and e5m2 are widened exactly. e4m3 has NaN (0x7f, 0xff) and no infinity.
 //! - Integer products are summed exactly and wrap into s32, or are clamped to it with `.satfinite`.
+
+use std::ops::Range;
 
 use crate::interpret::Level;
 use crate::lanes::f16_to_f32;
@@ -49,6 +48,42 @@ impl Element {
             Self::Tf32 => 1,
             Self::F16 | Self::Bf16 => 2,
             Self::E4m3 | Self::E5m2 | Self::S8 | Self::U8 => 4,
+        }
+    }
+}
+
+/// How products are summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sums {
+    /// One by one, each sum rounded.
+    Rounded,
+    /// Of e4m3 and e5m2 in `wgmma`: all products of an instruction and the accumulator are aligned to the largest of them, and what is
+    /// less than 2^-13 of its power of two is cut off each, and off the sum (DeepSeek-V3 Technical Report, 3.3.2: about 14 bits are kept).
+    Cut13,
+    /// Of tf32 before sm_90: four products and the accumulator are aligned to the largest exponent, that of a product being the sum of its
+    /// factors'; each is cut one bit below an f32's last, and the sum at an f32's last (Khattak and Mikaitis, Accurate Models of NVIDIA
+    /// Tensor Cores, arXiv 2512.07004). So each sum is a little nearer to zero, and errors add up where rounding would balance them.
+    Cut4,
+    /// Of tf32 from sm_90 on: the same with eight products and two bits.
+    Cut8,
+}
+
+impl Sums {
+    /// Of tf32 on an architecture.
+    pub(crate) fn of_tf32(sm: arch::Sm) -> Self {
+        if sm < arch::Sm::Sm90 { Self::Cut4 } else { Self::Cut8 }
+    }
+
+    /// `c += a * b`: `a` is `[m][k]`, `b` is `[k][n]`, `c` is `[m][n]`. `m` and `n` are multiples of 8.
+    #[inline(always)]
+    pub(crate) fn multiply_add(self, a: &[f32], b: &[f32], c: &mut [f32], k: usize, n: usize) {
+        match self {
+            Self::Rounded => multiply_add(a, b, c, k, n),
+            Self::Cut13 => multiply_add_bytes(a, b, c, k, n),
+            Self::Cut4 => multiply_add_cut::<4>(a, b, c, k, n, 1),
+            // An instruction that has no more than four.
+            Self::Cut8 if k == 4 => multiply_add_cut::<4>(a, b, c, k, n, 2),
+            Self::Cut8 => multiply_add_cut::<8>(a, b, c, k, n, 2),
         }
     }
 }
@@ -158,7 +193,7 @@ pub(crate) fn at<W: Vectorised>(level: Level, work: W) -> W::Output {
 
 /// `c += a * b`, `k` ascending: `a` is `[m][k]`, `b` is `[k][n]`, `c` is `[m][n]`. `m` and `n` are multiples of 8.
 #[inline(always)]
-pub(crate) fn multiply_add(a: &[f32], b: &[f32], c: &mut [f32], k: usize, n: usize) {
+fn multiply_add(a: &[f32], b: &[f32], c: &mut [f32], k: usize, n: usize) {
     let wide = n - n % 32;
     for (a, c) in a.chunks_exact(4 * k).zip(c.chunks_exact_mut(4 * n)) {
         for column in (0..wide).step_by(32) {
@@ -170,19 +205,25 @@ pub(crate) fn multiply_add(a: &[f32], b: &[f32], c: &mut [f32], k: usize, n: usi
     }
 }
 
-/// [`multiply_add`] of 8-bit floats as `wgmma` does it: all products at once, cut to 13 bits after the largest one's first.
+/// [`multiply_add`] by [`Sums::Cut13`].
 #[inline(always)]
-pub(crate) fn multiply_add_cut(a: &[f32], b: &[f32], c: &mut [f32], k: usize, n: usize) {
+fn multiply_add_bytes(a: &[f32], b: &[f32], c: &mut [f32], k: usize, n: usize) {
     for (a, c) in a.chunks_exact(k).zip(c.chunks_exact_mut(n)) {
         for (column, c) in (0..n).step_by(8).zip(c.as_chunks_mut().0) {
-            cut(a, &b[column..], c, n);
+            cut_bytes(a, &b[column..], c, n);
         }
     }
 }
 
-/// Eight columns of a row of [`multiply_add_cut`].
+/// The power of two of a number.
 #[inline(always)]
-fn cut(a: &[f32], b: &[f32], c: &mut [f32; 8], n: usize) {
+fn power(x: f32) -> f32 {
+    f32::from_bits(x.to_bits() & f32::INFINITY.to_bits())
+}
+
+/// Eight columns of a row by [`Sums::Cut13`].
+#[inline(always)]
+fn cut_bytes(a: &[f32], b: &[f32], c: &mut [f32; 8], n: usize) {
     /// Of a float's 23, those that sums do not have.
     const LOST: u32 = (1 << 10) - 1;
     let mut products = [[0.0f32; 8]; 32];
@@ -194,7 +235,7 @@ fn cut(a: &[f32], b: &[f32], c: &mut [f32; 8], n: usize) {
         }
     }
     // A power of two, of which terms become whole multiples; their sum is exact.
-    let power = largest.map(|x| f32::from_bits(x.to_bits() & f32::INFINITY.to_bits()));
+    let power = largest.map(power);
     let mut sums = [0.0f32; 8];
     for terms in products[..a.len()].iter().chain([&*c]) {
         for lane in 0..8 {
@@ -211,6 +252,92 @@ fn cut(a: &[f32], b: &[f32], c: &mut [f32; 8], n: usize) {
             f32::from_bits((sums[lane] * (power[lane] / 8192.0)).to_bits() & !LOST)
         };
     }
+}
+
+/// [`multiply_add`] by [`Sums::Cut4`] or [`Sums::Cut8`]: so many products at a time, cut so many bits below an f32's last.
+#[inline(always)]
+fn multiply_add_cut<const P: usize>(a: &[f32], b: &[f32], c: &mut [f32], k: usize, n: usize, extra_bits: i32) {
+    // Of 0 it is not 0: infinity times that is infinite, as the product is not finite.
+    let factor = |x: f32| power(x).max(f32::MIN_POSITIVE);
+    let ones = power_of_two(23 + extra_bits);
+    for column in (0..n).step_by(8) {
+        for depth in (0..k).step_by(P) {
+            let mut right = [[0.0f32; 8]; P];
+            for (index, right) in right.iter_mut().enumerate() {
+                right.copy_from_slice(&b[(depth + index) * n + column..][..8]);
+            }
+            let powers = right.map(|right| right.map(factor));
+            for (a, c) in a.chunks_exact(k).zip(c.chunks_exact_mut(n)) {
+                let mut left = [0.0f32; P];
+                left.copy_from_slice(&a[depth..][..P]);
+                let sums = &mut c[column..][..8];
+                let mut before = [0.0f32; 8];
+                before.copy_from_slice(sums);
+                sums.copy_from_slice(&cut(&left, &left.map(factor), &right, &powers, before, ones));
+            }
+        }
+    }
+}
+
+/// Eight columns of a row of [`multiply_add_cut`]: terms are cut to multiples of what is so many times less than the largest power of two.
+#[inline(always)]
+fn cut<const P: usize>(
+    left: &[f32; P],
+    left_powers: &[f32; P],
+    right: &[[f32; 8]; P],
+    right_powers: &[[f32; 8]; P],
+    before: [f32; 8],
+    ones: f32,
+) -> [f32; 8] {
+    /// Of an f64's fraction, the bits that an f32 does not have.
+    const LOST: u64 = (1 << 29) - 1;
+    let mut largest = before.map(power);
+    for index in 0..P {
+        for lane in 0..8 {
+            let power = left_powers[index] * right_powers[index][lane];
+            // Not `max`, which asks for NaN: powers are numbers.
+            largest[lane] = if power > largest[lane] { power } else { largest[lane] };
+        }
+    }
+    let scales = largest.map(|largest| ones / largest);
+    let cut = |term: f32, lane: usize| f64::from((term * scales[lane]).trunc());
+    let mut sums = [0.0f64; 8];
+    for lane in 0..8 {
+        sums[lane] = cut(before[lane], lane);
+    }
+    for index in 0..P {
+        for lane in 0..8 {
+            sums[lane] += cut(left[index] * right[index][lane], lane);
+        }
+    }
+    let mut after = [0.0; 8];
+    for lane in 0..8 {
+        let sum = f64::from_bits(sums[lane].to_bits() & !LOST);
+        after[lane] = sum as f32 / scales[lane];
+    }
+    if largest.iter().fold(false, |any, largest| any | !USUAL.contains(largest)) {
+        sum_unusual(left, right, &before, &largest, &mut after);
+    }
+    after
+}
+
+/// Where multiples of the least that counts are normal numbers, and products finite.
+const USUAL: Range<f32> = power_of_two(-100)..power_of_two(100);
+
+/// The sums whose largest power is not [`USUAL`]: of zeros, infinities, and numbers so small that what is cut does not matter.
+#[cold]
+#[inline(never)]
+fn sum_unusual(left: &[f32], right: &[[f32; 8]], before: &[f32; 8], largest: &[f32; 8], after: &mut [f32; 8]) {
+    for lane in 0..8 {
+        if !USUAL.contains(&largest[lane]) {
+            after[lane] = left.iter().zip(right).fold(before[lane], |sum, (left, right)| sum + left * right[lane]);
+        }
+    }
+}
+
+/// 2 to that power, of a normal number.
+const fn power_of_two(exponent: i32) -> f32 {
+    f32::from_bits(((exponent + 127) as u32) << 23)
 }
 
 /// Four rows and `W` columns of [`multiply_add`].
@@ -243,7 +370,7 @@ mod tests {
         let sum = |a: [f32; 32], c: f32| {
             let (mut b, mut c) = (vec![0.0; 32 * 8], [c; 8]);
             b.iter_mut().skip(3).step_by(8).for_each(|b| *b = 1.0);
-            multiply_add_cut(&a, &b, &mut c, 32, 8);
+            Sums::Cut13.multiply_add(&a, &b, &mut c, 32, 8);
             assert!(c[2].total_cmp(&c[4]).is_eq(), "{c:?}");
             c[3]
         };
@@ -296,13 +423,42 @@ mod tests {
         assert_eq!(tf32(0x3f80_1fff)[0], 1.0, "cut, not rounded");
     }
 
-    struct Product<'a>(&'a [f32], &'a [f32], &'a mut [f32], usize, usize);
+    #[test]
+    fn products_of_tf32_are_cut_where_the_largest_ends() {
+        let sum = |sums: Sums, a: &[f32], c: f32| {
+            let (mut b, mut c) = (vec![0.0; 8 * 8], [c; 8]);
+            b.iter_mut().skip(3).step_by(8).for_each(|b| *b = 1.5);
+            let a: [f32; 8] = std::array::from_fn(|index| a.get(index).map_or(0.0, |a| a / 1.5));
+            sums.multiply_add(&a, &b, &mut c, 8, 8);
+            c[3]
+        };
+        let hopper = |a: &[f32], c| sum(Sums::Cut8, a, c);
+        let ampere = |a: &[f32], c| sum(Sums::Cut4, a, c);
+        let (one, ulp) = (1.0, f32::EPSILON);
+        assert_eq!(hopper(&[1.5, -1.5, 3.0 * ulp], 0.0), 3.0 * ulp);
+        assert_eq!(hopper(&[0.75 * ulp], one), one, "the sum is cut, not rounded");
+        assert_eq!(hopper(&[0.75 * ulp, 0.75 * ulp], one), one + ulp, "of which the terms have more bits");
+        assert_eq!(ampere(&[0.75 * ulp, 0.75 * ulp], one), one + ulp);
+        assert_eq!(hopper(&[0.375 * ulp; 4], one), one + ulp);
+        assert_eq!(ampere(&[0.375 * ulp; 4], one), one, "each is cut by itself");
+        assert_eq!(hopper(&[0.375 * ulp; 4], -one), -one + ulp, "below one there are more numbers");
+        assert_eq!(hopper(&[0.0, 0.0, 0.0, 0.0, 0.375 * ulp, 0.0, 0.0, 0.375 * ulp], one), one);
+        assert_eq!(hopper(&[], 0.0), 0.0);
+        assert_eq!(hopper(&[1.5e-38], 1e-38), 2.5e-38);
+        assert_eq!(hopper(&[1.5], f32::INFINITY), f32::INFINITY);
+        assert!(hopper(&[f32::NAN], 1.0).is_nan());
+        let mut c = [1.0; 8];
+        Sums::Cut8.multiply_add(&[f32::INFINITY; 8], &[0.0; 64], &mut c, 8, 8);
+        assert!(c[0].is_nan());
+    }
+
+    struct Product<'a>(Sums, &'a [f32], &'a [f32], &'a mut [f32], usize, usize);
 
     impl Vectorised for Product<'_> {
         type Output = ();
         #[inline(always)]
         fn run(self) {
-            multiply_add(self.0, self.1, self.2, self.3, self.4);
+            self.0.multiply_add(self.1, self.2, self.3, self.4, self.5);
         }
     }
 
@@ -318,8 +474,32 @@ mod tests {
             }
             for level in [Level::Portable, Level::detect()] {
                 let mut c = vec![0.25f32; m * n];
-                at(level, Product(&a, &b, &mut c, k, n));
+                at(level, Product(Sums::Rounded, &a, &b, &mut c, k, n));
                 assert_eq!(c, expected, "{m}x{n}x{k} {level:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn cut_products_are_near_the_exact_ones_at_every_level() {
+        let (m, n, k) = (16, 24, 8);
+        let a: Vec<f32> = (0..m * k).map(|i| tf32(((i * 37 % 101) as f32 - 50.3).to_bits())[0]).collect();
+        let b: Vec<f32> = (0..k * n).map(|i| tf32(((i * 53 % 97) as f32 * 0.37).to_bits())[0]).collect();
+        for (sums, extra_bits) in [(Sums::Cut4, 1), (Sums::Cut8, 2)] {
+            let [mut portable, mut detected] = [(); 2].map(|()| vec![0.25f32; m * n]);
+            at(Level::Portable, Product(sums, &a, &b, &mut portable, k, n));
+            at(Level::detect(), Product(sums, &a, &b, &mut detected, k, n));
+            assert_eq!(portable, detected);
+            for (index, found) in portable.into_iter().enumerate() {
+                let terms =
+                    (0..k).map(|depth| f64::from(a[index / n * k + depth]) * f64::from(b[depth * n + index % n]));
+                let terms: Vec<f64> = terms.chain([0.25]).collect();
+                let largest = terms.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+                let exact: f64 = terms.iter().sum();
+                // Each term loses less than one of its last bits, and the sums of all, or of four each, one of theirs.
+                let ulp = 2f64.powi(-23) * largest;
+                let allowed = 10.0 * ulp / f64::from(1 << extra_bits) + 2.0 * 2f64.powi(-23) * exact.abs().max(largest);
+                assert!((f64::from(found) - exact).abs() <= allowed, "{sums:?} {index}: {found} for {exact}");
             }
         }
     }

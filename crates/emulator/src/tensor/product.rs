@@ -2,7 +2,7 @@
 
 use crate::lanes::Lanes;
 use crate::tensor::fragment::{self, read_a, read_b};
-use crate::tensor::numerics::{self, Element, Vectorised, widened};
+use crate::tensor::numerics::{Element, Sums, Vectorised, widened};
 
 /// What accumulators hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +44,7 @@ pub(crate) struct Shape {
     pub d: Accumulator,
     /// `.satfinite`: integer sums are clamped.
     pub clamp: bool,
+    pub sums: Sums,
 }
 
 impl Shape {
@@ -104,7 +105,7 @@ impl Vectorised for WarpProduct<'_> {
         widened!(self.shape.a, read_a(self.file, self.a, m, k, a));
         widened!(self.shape.b, read_b(self.file, self.b, b));
         self.shape.read_accumulator(self.file, Some(self.c), c);
-        numerics::multiply_add(a, b, c, k, n);
+        self.shape.sums.multiply_add(a, b, c, k, n);
         self.shape.write_accumulator(c, self.file, Some(self.c), self.d);
     }
 }
@@ -116,6 +117,7 @@ mod tests {
     use super::*;
     use crate::interpret::Level;
     use crate::lanes::WARP;
+    use crate::tensor::numerics;
 
     /// The bits of a small number, and what they are as a number.
     fn bits_of(element: Element, seed: usize) -> (u32, f64) {
@@ -251,7 +253,8 @@ mod tests {
     fn every_shape_multiplies() {
         use Accumulator::{F16, F32, S32};
         use Element::{Bf16, E4m3, E5m2, S8, Tf32, U8};
-        let shape = |m, k, a, b, c, d| Shape { m, n: 8, k, a, b, c, d, clamp: false };
+        let sums = |a| if a == Tf32 { Sums::of_tf32(arch::Sm::Sm90) } else { Sums::Rounded };
+        let shape = |m, k, a, b, c, d| Shape { m, n: 8, k, a, b, c, d, clamp: false, sums: sums(a) };
         for k in [8, 16] {
             for (c, d) in [(F16, F16), (F32, F32), (F32, F16), (F16, F32)] {
                 check(shape(16, k, Element::F16, Element::F16, c, d));
@@ -285,6 +288,7 @@ mod tests {
                 c: Accumulator::S32,
                 d: Accumulator::S32,
                 clamp,
+                sums: Sums::Rounded,
             };
             let mut file = vec![Lanes([0x7f7f_7f7f; WARP]); 2];
             file.extend([Lanes([i32::MAX as u32; WARP]); 2]);

@@ -22,7 +22,7 @@ use crate::race::{Access, Interval};
 use crate::tensor::descriptor::{CHUNK, Descriptor, Major};
 use crate::tensor::fragment::read_a;
 use crate::tensor::numerics::{self, Element, Vectorised, widened};
-use crate::tensor::{Accumulator, Shape, TensorOp, uniform};
+use crate::tensor::{Shape, TensorOp, uniform};
 use crate::warp::{State, Warp};
 
 /// Warps of a warpgroup.
@@ -561,10 +561,7 @@ impl Vectorised for GroupProduct<'_> {
         for (file, c) in self.files.iter().zip(c.chunks_exact_mut(16 * n)) {
             shape.read_accumulator(file, from, c);
         }
-        match (shape.a, shape.d) {
-            (Element::E4m3 | Element::E5m2, Accumulator::F32) => numerics::multiply_add_cut(a, b, c, k, n),
-            _ => numerics::multiply_add(a, b, c, k, n),
-        }
+        shape.sums.multiply_add(a, b, c, k, n);
         for (file, c) in self.files.into_iter().zip(c.chunks_exact(16 * n)) {
             shape.write_accumulator(c, file, from, &op.d);
         }
