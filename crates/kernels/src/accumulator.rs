@@ -71,6 +71,14 @@ impl Accumulator {
         self.values.iter().for_each(|&value| k.mov_to(value, 0.0));
     }
 
+    /// Registers for so many columns, a multiple of 8, that hold 0.
+    #[track_caller]
+    pub fn zeros(k: &mut KernelBuilder, columns: u32) -> Self {
+        let zeros = Self::new(k, columns);
+        zeros.clear(k);
+        zeros
+    }
+
     /// So many columns of it, from `first` on, both multiples of 8: the same registers.
     pub fn columns_from(&self, first: u32, columns: u32) -> Self {
         Self { values: self.values[first as usize / 2..][..columns as usize / 2].to_vec() }
@@ -121,6 +129,28 @@ impl Accumulator {
         k.at(Location::caller(), |k| {
             for (row, factor) in factors.into_iter().enumerate() {
                 self.row(row).for_each(|(_, value)| k.mul_to(value, value, factor));
+            }
+        });
+    }
+
+    /// Multiplies each row by its number and adds another's element to each.
+    #[track_caller]
+    pub fn scale_rows_and_add(&self, k: &mut KernelBuilder, factors: PerRow<Reg<F32>>, other: &Self) {
+        k.at(Location::caller(), |k| {
+            for (row, factor) in factors.into_iter().enumerate() {
+                for ((_, value), (_, other)) in self.row(row).zip(other.row(row)) {
+                    k.fma_to(value, value, factor, other);
+                }
+            }
+        });
+    }
+
+    /// Adds another's element to each.
+    #[track_caller]
+    pub fn add(&self, k: &mut KernelBuilder, other: &Self) {
+        k.at(Location::caller(), |k| {
+            for (&value, &other) in self.values.iter().zip(&other.values) {
+                k.add_to(value, value, other);
             }
         });
     }

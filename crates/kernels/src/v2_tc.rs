@@ -10,9 +10,9 @@
 use std::collections::VecDeque;
 
 use arch::Feature;
-use ptx::{Compare, Condition, KernelBuilder, KernelError, Pointer, Reg, S32, Shared, U32, U64};
+use ptx::{Compare, Condition, F32, KernelBuilder, KernelError, Pointer, Reg, S32, Shared, U32, U64};
 
-use crate::accumulator::{self, Accumulator, Quad, RowState, Visible};
+use crate::accumulator::{self, Accumulator, PerRow, Quad, RowState, Visible};
 use crate::cache::CacheCode;
 use crate::config::{Config, Program, Tiles};
 use crate::copies::{self, Copies, Fetched, Stream};
@@ -30,6 +30,10 @@ const WARP: u32 = 32;
 
 /// Fragments that are loaded ahead of the product that needs them.
 const AHEAD: usize = 2;
+
+/// Steps of f32 whose scores tensor cores sum at a time. They cut each sum, so that the errors of long ones all point towards zero; what is
+/// added outside of them is rounded (docs/lab-notes/v2_tc.md).
+const SUMMED: u32 = 4;
 
 /// How a configuration's tiles lie in shared memory and in registers.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +134,13 @@ impl Geometry {
     fn others(&self) -> u32 {
         // Three products take as much again for what rounding left.
         let parts = if self.product == Product::ThreeTf32 { 3 } else { 1 };
-        12 * parts * self.fragments + 4 * parts * AHEAD as u32 + 20
+        let summed = if self.sums_apart() { self.fragments * self.keys.rows / 2 } else { 0 };
+        12 * parts * self.fragments + 4 * parts * AHEAD as u32 + 20 + summed
+    }
+
+    /// Whether tensor cores sum a few steps of scores, or a block of keys, at a time: of f32, whose results are to be as precise.
+    fn sums_apart(&self) -> bool {
+        !matches!(self.product, Product::Half(_))
     }
 }
 
@@ -519,25 +529,28 @@ impl<'a> Warp<'a> {
         // Without a mask the last block has a key for every query.
         let finite = !self.config.causal && !self.config.window && !self.config.alibi;
         // The exponentials are there before the values are waited for: of 16-bit types they take half the registers that scores take.
-        let weights: Vec<Vec<Pair>> = self
+        let weights: Vec<Weights> = self
             .fragments
             .iter()
             .map(|Fragment { state, scores, out, .. }| {
                 let rescale = state.absorb(k, scores, finite);
-                if self.geometry.is_tight() {
-                    let changes = accumulator::changes(k, rescale);
-                    k.if_(changes, |k| out.scale_rows(k, rescale));
-                } else {
-                    out.scale_rows(k, rescale);
+                if !self.geometry.sums_apart() {
+                    self.rescale(k, out, rescale);
                 }
-                scores.values.chunks_exact(2).map(|pair| Pair::new(k, [pair[0], pair[1]], self.config.dtype)).collect()
+                let pairs = scores.values.chunks_exact(2);
+                let pairs = pairs.map(|pair| Pair::new(k, [pair[0], pair[1]], self.config.dtype)).collect();
+                Weights { pairs, rescale }
             })
             .collect();
         let refill = ring.turn(k, Kind::Values, block);
         let loaded = refill.load(k, ring);
         refill.copy(k, ring);
         let values = self.values.further(k, refill.stage);
-        self.add_values(k, &values, &weights);
+        if self.geometry.sums_apart() {
+            self.add_sums_of_values(k, &values, &weights);
+        } else {
+            self.add_values(k, &values, &weights);
+        }
         loaded.put(k);
         k.sub_to(block, block, 1);
     }
@@ -565,6 +578,7 @@ impl<'a> Warp<'a> {
             (left, mma::load(k, k_steps[step as usize].offset(keys.rows_from(row, step)), self.product))
         };
         let mut left = Vec::new();
+        let mut sums = scores.clone();
         pipelined(k, &places, load, |k, &(step, row), (queries, part)| {
             if (step, row) == (0, 0) {
                 meanwhile(k);
@@ -572,16 +586,35 @@ impl<'a> Warp<'a> {
             if let Some(queries) = queries {
                 left = queries;
             }
+            let apart = self.geometry.sums_apart() && step >= SUMMED;
+            if apart && row == 0 && step.is_multiple_of(SUMMED) {
+                sums = scores.iter().map(|scores| Accumulator::zeros(k, scores.columns())).collect();
+            }
             for (column, right) in (row..).step_by(8).zip(mma::by_columns(part)) {
-                for (scores, left) in scores.iter().zip(&left) {
-                    mma::multiply(k, &scores.columns_from(column, 8).values, left, right, self.product);
+                for (sums, left) in sums.iter().zip(&left) {
+                    mma::multiply(k, &sums.columns_from(column, 8).values, left, right, self.product);
+                }
+            }
+            if apart && ((step + 1).is_multiple_of(SUMMED) || step + 1 == keys.steps()) {
+                for (scores, sums) in scores.iter().zip(&sums) {
+                    scores.columns_from(row, ROWS).add(k, &sums.columns_from(row, ROWS));
                 }
             }
         });
     }
 
-    /// `out += weights x values`: pairs of exponentials of each fragment, [`PAIRS`] for each 16 keys.
-    fn add_values(&self, k: &mut KernelBuilder, rows: &Rows, weights: &[Vec<Pair>]) {
+    /// Multiplies the output by what exponentials that are counted from another maximum are multiplied by.
+    fn rescale(&self, k: &mut KernelBuilder, out: &Accumulator, factors: PerRow<Reg<F32>>) {
+        if self.geometry.is_tight() {
+            let changes = accumulator::changes(k, factors);
+            k.if_(changes, |k| out.scale_rows(k, factors));
+        } else {
+            out.scale_rows(k, factors);
+        }
+    }
+
+    /// `out += weights x values`.
+    fn add_values(&self, k: &mut KernelBuilder, rows: &Rows, weights: &[Weights]) {
         let Geometry { values, columns, product, .. } = self.geometry;
         let steps = rows.steps(k, values);
         let step_columns = columns / values.steps();
@@ -593,13 +626,41 @@ impl<'a> Warp<'a> {
         let mut left = Vec::new();
         pipelined(k, &places, load, |k, &(row, step), right| {
             if step == 0 {
-                let first = PAIRS * (row / ROWS) as usize;
-                left =
-                    weights.iter().map(|pairs| mma::left_of_pairs(k, &pairs[first..first + PAIRS], product)).collect();
+                left = weights.iter().map(|weights| weights.of_keys(k, row, product)).collect();
             }
             for (fragment, left) in self.fragments.iter().zip(&left) {
                 let out = fragment.out.columns_from(step * step_columns, step_columns);
                 right.multiply_into(k, &out, left, product);
+            }
+        });
+    }
+
+    /// `out = rescale * out + weights x values`: what tensor cores sum are the products of a block.
+    fn add_sums_of_values(&self, k: &mut KernelBuilder, rows: &Rows, weights: &[Weights]) {
+        let Geometry { values, columns, product, .. } = self.geometry;
+        let steps = rows.steps(k, values);
+        let step_columns = columns / values.steps();
+        let places: Vec<_> = (0..values.steps())
+            .flat_map(|step| (0..values.rows).step_by(ROWS as usize).map(move |row| (step, row)))
+            .collect();
+        let load = |k: &mut KernelBuilder, &(step, row): &(u32, u32)| steps.load(k, row, step, product);
+        let left: Vec<Vec<_>> = (0..values.rows)
+            .step_by(ROWS as usize)
+            .map(|row| weights.iter().map(|weights| weights.of_keys(k, row, product)).collect())
+            .collect();
+        let mut sums = Vec::new();
+        pipelined(k, &places, load, |k, &(step, row), right| {
+            if row == 0 {
+                sums = weights.iter().map(|_| Accumulator::zeros(k, step_columns)).collect();
+            }
+            for (sums, left) in sums.iter().zip(&left[(row / ROWS) as usize]) {
+                right.multiply_into(k, sums, left, product);
+            }
+            if row + ROWS == values.rows {
+                for ((fragment, weights), sums) in self.fragments.iter().zip(weights).zip(&sums) {
+                    let out = fragment.out.columns_from(step * step_columns, step_columns);
+                    out.scale_rows_and_add(k, weights.rescale, sums);
+                }
             }
         });
     }
@@ -619,8 +680,23 @@ impl<'a> Warp<'a> {
     }
 }
 
-/// Pairs of neighbouring columns that a thread has of a fragment's 16.
-const PAIRS: usize = 4;
+/// What a block's values are multiplied by, of a fragment.
+struct Weights {
+    /// Exponentials.
+    pairs: Vec<Pair>,
+    /// The factors of the output before.
+    rescale: PerRow<Reg<F32>>,
+}
+
+impl Weights {
+    /// The left factor of 16 keys, from `key` on.
+    fn of_keys(&self, k: &mut KernelBuilder, key: u32, product: Product) -> Vec<Part> {
+        /// Pairs of neighbouring columns that a thread has of a fragment's 16.
+        const PAIRS: usize = 4;
+        let first = PAIRS * (key / ROWS) as usize;
+        mma::left_of_pairs(k, &self.pairs[first..first + PAIRS], product)
+    }
+}
 
 /// Loads what each place needs a few places ahead, and uses it there.
 fn pipelined<P, L>(
