@@ -4,7 +4,7 @@
 //! (registers, spills, the opcodes of the main loop), what occupancy follows, and what the emulator counts. A change of any of it
 //! is a diff to review: that is how a change of speed shows without a GPU. `strata facts` writes the sheets; a test compares them.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::path::PathBuf;
 
 use arch::{BlockResources, Target};
@@ -13,8 +13,9 @@ use kernels::{Inputs, Layout, Options, PlanError, Problem, Stratum};
 use rayon::prelude::*;
 use thiserror::Error;
 
-use crate::execute::{self, ExecuteError, Watch};
-use crate::ptxas::{self, ToolError};
+use crate::execute::{self, Executed, Watch};
+use crate::ptxas::{self, Assembled, ToolError};
+use crate::sass::Sass;
 
 /// Architectures with every problem, and those with the first alone: their kernels differ in what the assembler makes of them.
 const TARGETS: [(&str, usize); 7] =
@@ -78,38 +79,78 @@ pub fn sheets() -> Result<Vec<Sheet>, FactsError> {
         .flat_map(|(target, problems)| Stratum::ALL.map(|stratum| (target, problems, stratum)))
         .filter(|(target, _, stratum)| target.parse().is_ok_and(|target| stratum.runs_on(target)))
         .collect();
-    all.into_par_iter()
-        .map(|(target, count, stratum)| {
-            let described: Result<Vec<_>, _> =
-                problems(stratum).par_iter().take(count).map(|problem| describe(stratum, target, problem)).collect();
-            let head = format!("{stratum} on {target}. Written by `cargo run --release -- facts`.\n");
-            let text = head + &described?.concat();
-            Ok(Sheet { path: PathBuf::from(target).join(format!("{stratum}.txt")), text })
+    let runs: Vec<Vec<_>> = all
+        .par_iter()
+        .map(|&(target, count, stratum)| {
+            let cases = problems(stratum).par_iter().take(count).map(|problem| Case { stratum, target, problem });
+            cases.filter_map(|case| case.run().transpose()).collect()
         })
-        .collect()
+        .collect::<Result<_, FactsError>>()?;
+    let kernels: Vec<_> = runs.iter().flatten().flat_map(|run| &run.launches).map(|launch| &launch.kernel).collect();
+    let mut machine_code = ptxas::machine_code(&kernels)?.into_iter();
+    let sheet = |((target, _, stratum), runs): ((&str, usize, Stratum), &Vec<Run>)| {
+        let mut text = format!("{stratum} on {target}. Written by `cargo run --release -- facts`.\n");
+        for run in runs {
+            text += &run.head;
+            for (launch, (assembled, sass)) in run.launches.iter().zip(&mut machine_code) {
+                text += &run.case.describe(launch, &assembled, &sass)?;
+            }
+        }
+        Ok(Sheet { path: PathBuf::from(target).join(format!("{stratum}.txt")), text })
+    };
+    all.into_iter().zip(&runs).map(sheet).collect()
 }
 
-fn describe(stratum: Stratum, target: &str, problem: &str) -> Result<String, FactsError> {
-    let refuse =
-        |reason: String| FactsError::Stratum { stratum, target: target.into(), problem: problem.into(), reason };
-    let target: Target = target.parse().map_err(|error| refuse(format!("{error}")))?;
-    let parsed: Problem = problem.parse().map_err(|error| refuse(format!("{error}")))?;
-    let inputs = Inputs::randn(&parsed, 1).map_err(|error| refuse(error.to_string()))?;
-    // Small problems stand for what fills a GPU.
-    let options = Options { multiprocessors: Some(1), ..Options::default() };
-    let plan = match kernels::plan_with(stratum, &parsed, target, &Layout::contiguous(&parsed), &options) {
-        // A type that the stratum, or the architecture's tensor cores, lack.
-        Err(PlanError::Lacks { .. } | PlanError::Dtype { .. }) => return Ok(String::new()),
-        plan => plan.map_err(|error| refuse(error.to_string()))?,
-    };
-    let tiles = plan.config.tiles;
-    let execution = execute::execute_plan(plan, &parsed, &inputs, Watch::default())
-        .map_err(|error: ExecuteError| refuse(error.to_string()))?;
-    let mut text =
-        format!("\n{problem}, block_q {}, block_kv {}, {} threads\n", tiles.block_q, tiles.block_kv, tiles.threads);
-    for launch in &execution.launches {
-        let assembled = ptxas::assemble(&launch.kernel)?;
-        let sass = ptxas::disassemble(&launch.kernel, &assembled)?;
+/// What a part of a sheet is about.
+struct Case {
+    stratum: Stratum,
+    target: &'static str,
+    problem: &'static str,
+}
+
+/// A case that was run.
+struct Run {
+    case: Case,
+    head: String,
+    launches: Vec<Executed>,
+}
+
+impl Case {
+    fn refuse(&self, reason: impl Display) -> FactsError {
+        FactsError::Stratum {
+            stratum: self.stratum,
+            target: self.target.into(),
+            problem: self.problem.into(),
+            reason: reason.to_string(),
+        }
+    }
+
+    fn target(&self) -> Result<Target, FactsError> {
+        self.target.parse().map_err(|error| self.refuse(error))
+    }
+
+    /// Runs it; `None` where the stratum, or the architecture's tensor cores, lack the type.
+    fn run(self) -> Result<Option<Run>, FactsError> {
+        let problem: Problem = self.problem.parse().map_err(|error| self.refuse(error))?;
+        let inputs = Inputs::randn(&problem, 1).map_err(|error| self.refuse(error))?;
+        // Small problems stand for what fills a GPU.
+        let options = Options { multiprocessors: Some(1), ..Options::default() };
+        let layout = Layout::contiguous(&problem);
+        let plan = match kernels::plan_with(self.stratum, &problem, self.target()?, &layout, &options) {
+            Err(PlanError::Lacks { .. } | PlanError::Dtype { .. }) => return Ok(None),
+            plan => plan.map_err(|error| self.refuse(error))?,
+        };
+        let tiles = plan.config.tiles;
+        let head = format!(
+            "\n{}, block_q {}, block_kv {}, {} threads\n",
+            self.problem, tiles.block_q, tiles.block_kv, tiles.threads
+        );
+        let execution =
+            execute::execute_plan(plan, &problem, &inputs, Watch::default()).map_err(|error| self.refuse(error))?;
+        Ok(Some(Run { case: self, head, launches: execution.launches }))
+    }
+
+    fn describe(&self, launch: &Executed, assembled: &Assembled, sass: &Sass) -> Result<String, FactsError> {
         let takes = assembled.resources;
         let block = BlockResources {
             threads: launch.threads,
@@ -118,7 +159,7 @@ fn describe(stratum: Stratum, target: &str, problem: &str) -> Result<String, Fac
             dynamic_shared: launch.dynamic_shared,
             carveout_kib: None,
         };
-        let occupancy = arch::occupancy(target.sm(), &block).map_err(|error| refuse(error.to_string()))?;
+        let occupancy = arch::occupancy(self.target()?.sm(), &block).map_err(|error| self.refuse(error))?;
         let limiters: Vec<_> = occupancy.limiters.iter().map(ToString::to_string).collect();
         let (part, histogram) = match sass.main_loop(&launch.report.ptx) {
             Some(histogram) => ("main loop", histogram),
@@ -126,8 +167,7 @@ fn describe(stratum: Stratum, target: &str, problem: &str) -> Result<String, Fac
         };
         let opcodes: Vec<_> = histogram.into_iter().map(|(opcode, count)| format!("{opcode} {count}")).collect();
         let counted = launch.report.counters(&launch.kernel, Level::Merged);
-        let _ = write!(
-            text,
+        let mut text = format!(
             "  {}\n    registers {}, stack {}, spill stores {}, spill loads {}, shared {}\n    occupancy {} %, {} CTAs by {}\n    {part}: {}\n",
             launch.kernel.name,
             takes.registers,
@@ -162,6 +202,6 @@ fn describe(stratum: Stratum, target: &str, problem: &str) -> Result<String, Fac
         lines.iter().for_each(|line| {
             let _ = writeln!(text, "    {line}");
         });
+        Ok(text)
     }
-    Ok(text)
 }

@@ -3,15 +3,17 @@
 //! `ptxas` says what a kernel takes (registers, stack, spills); `nvdisasm` shows what it became. Both come with CUDA and, without
 //! it, with the PyPI packages `nvidia-cuda-nvcc` and `nvidia-cuda-nvdisasm`.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ptx::{Kernel, Location, LocationId, Statement};
+use rayon::prelude::*;
 use thiserror::Error;
 use wait_timeout::ChildExt;
 
@@ -173,12 +175,17 @@ pub struct Assembled {
     pub resources: Resources,
     /// Whether `wgmma` instructions that could run on have to wait for each other, which `ptxas` says of itself.
     pub serialized: bool,
-    kernel: String,
-    cubin: Vec<u8>,
+    /// Its name in the cubin.
+    entry: String,
+    /// May hold other kernels too.
+    cubin: Arc<[u8]>,
 }
 
 /// Time a tool has for one kernel.
 const LIMIT: Duration = Duration::from_secs(120);
+
+/// Kernels of one module at most: more would save little, and keep one processor busy while the others have nothing left.
+const MOST: usize = 24;
 
 /// Assembles a kernel for its target. Machine code then carries, instead of source lines, the positions of the PTX instructions
 /// it came from; this changes no instruction.
@@ -186,20 +193,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// # Errors
 /// When `ptxas` is missing, refuses the kernel, or does not end.
 pub fn assemble(kernel: &Kernel) -> Result<Assembled, ToolError> {
-    let io = |source| ToolError::Io { tool: Tool::Ptxas.name(), source };
-    let folder = tempfile::tempdir().map_err(io)?;
-    let (source, cubin) = (folder.path().join("kernel.ptx"), folder.path().join("kernel.cubin"));
-    fs::write(&source, by_position(kernel).to_string()).map_err(io)?;
-    let mut command = Command::new(Tool::Ptxas.find()?);
-    command.args(["-v", "-lineinfo", "-arch", &kernel.target.to_string(), "-o"]).args([&cubin, &source]);
-    let log = run(Tool::Ptxas, kernel, &mut command, folder.path())?;
-    let resources = resources(&log).ok_or_else(|| ToolError::Output {
-        tool: "ptxas",
-        kernel: kernel.name.clone(),
-        what: format!("no register count in\n{log}"),
-    })?;
-    let serialized = log.contains("serialized");
-    Ok(Assembled { resources, serialized, kernel: kernel.name.clone(), cubin: fs::read(&cubin).map_err(io)? })
+    Ok(assemble_module(&[kernel])?.remove(0))
 }
 
 /// Disassembles what [`assemble`] made of a kernel.
@@ -207,18 +201,100 @@ pub fn assemble(kernel: &Kernel) -> Result<Assembled, ToolError> {
 /// # Errors
 /// When `nvdisasm` is missing, refuses the cubin, does not end, or prints something unexpected.
 pub fn disassemble(kernel: &Kernel, assembled: &Assembled) -> Result<Sass, ToolError> {
+    Ok(disassemble_module(&[kernel], std::slice::from_ref(assembled))?.remove(0))
+}
+
+/// Assembles and disassembles many kernels. As `nvdisasm` takes half a second to start and next to nothing for a kernel, kernels
+/// that fit into one module share it.
+///
+/// # Errors
+/// Those of [`assemble`] and [`disassemble`].
+pub fn machine_code(kernels: &[&Kernel]) -> Result<Vec<(Assembled, Sass)>, ToolError> {
+    let mut alike: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+    for (index, kernel) in kernels.iter().enumerate() {
+        // What functions are named may be said only once.
+        let alone = (!kernel.functions.is_empty()).then_some(index);
+        alike.entry((alone, head_and_entry(kernel, &kernel.name).0)).or_default().push(index);
+    }
+    let modules: Vec<_> = alike.values().flat_map(|alike| alike.chunks(MOST)).collect();
+    let of_modules: Vec<_> = modules
+        .into_par_iter()
+        .map(|module| {
+            let kernels: Vec<_> = module.iter().map(|&index| kernels[index]).collect();
+            let assembled = assemble_module(&kernels)?;
+            let sass = disassemble_module(&kernels, &assembled)?;
+            Ok(module.iter().copied().zip(assembled.into_iter().zip(sass)))
+        })
+        .collect::<Result<_, ToolError>>()?;
+    let by_index: BTreeMap<_, _> = of_modules.into_iter().flatten().collect();
+    Ok(by_index.into_values().collect())
+}
+
+/// Assembles kernels as one module; they have the same head.
+fn assemble_module(kernels: &[&Kernel]) -> Result<Vec<Assembled>, ToolError> {
+    let io = |source| ToolError::Io { tool: Tool::Ptxas.name(), source };
+    let folder = tempfile::tempdir().map_err(io)?;
+    let (source, cubin) = (folder.path().join("kernel.ptx"), folder.path().join("kernel.cubin"));
+    let mut entries = Vec::new();
+    let mut text = String::new();
+    for (index, kernel) in kernels.iter().enumerate() {
+        let name = if kernels.len() == 1 { kernel.name.clone() } else { format!("{}_{index}", kernel.name) };
+        let (head, entry) = head_and_entry(kernel, &name);
+        text += if index == 0 { &head } else { "" };
+        text += &entry;
+        entries.push(name);
+    }
+    fs::write(&source, text).map_err(io)?;
+    let mut command = Command::new(Tool::Ptxas.find()?);
+    command.args(["-v", "-lineinfo", "-arch", &kernels[0].target.to_string(), "-o"]).args([&cubin, &source]);
+    let log = run(Tool::Ptxas, kernels, &mut command, folder.path())?;
+    let cubin: Arc<[u8]> = fs::read(&cubin).map_err(io)?.into();
+    let assembled = entries.into_iter().map(|entry| {
+        let resources = resources(&log, &entry).ok_or_else(|| ToolError::Output {
+            tool: Tool::Ptxas.name(),
+            kernel: entry.clone(),
+            what: format!("no register count in\n{log}"),
+        })?;
+        // Of the only kernel, or by name.
+        let serialized =
+            |line: &str| line.contains("serialized") && (kernels.len() == 1 || line.contains(&format!("'{entry}'")));
+        Ok(Assembled { resources, serialized: log.lines().any(serialized), entry, cubin: Arc::clone(&cubin) })
+    });
+    assembled.collect()
+}
+
+/// Disassembles what [`assemble_module`] made of the kernels.
+fn disassemble_module(kernels: &[&Kernel], assembled: &[Assembled]) -> Result<Vec<Sass>, ToolError> {
     let io = |source| ToolError::Io { tool: Tool::Nvdisasm.name(), source };
     let folder = tempfile::tempdir().map_err(io)?;
     let cubin = folder.path().join("kernel.cubin");
-    fs::write(&cubin, &assembled.cubin).map_err(io)?;
+    fs::write(&cubin, &assembled[0].cubin).map_err(io)?;
     let mut command = Command::new(Tool::Nvdisasm.find()?);
     command.args(["-g", "-c"]).arg(&cubin);
-    let text = run(Tool::Nvdisasm, kernel, &mut command, folder.path())?;
-    Sass::parse(&text, kernel).map_err(|what| ToolError::Output {
-        tool: "nvdisasm",
-        kernel: assembled.kernel.clone(),
-        what,
-    })
+    let text = run(Tool::Nvdisasm, kernels, &mut command, folder.path())?;
+    let sass = kernels.iter().zip(assembled).map(|(kernel, assembled)| {
+        let output = |what| ToolError::Output { tool: Tool::Nvdisasm.name(), kernel: assembled.entry.clone(), what };
+        let own = match kernels {
+            [_] => Some(&*text),
+            _ => of_entry(&text, &assembled.entry),
+        };
+        Sass::parse(own.ok_or_else(|| output("its section".into()))?, kernel).map_err(output)
+    });
+    sass.collect()
+}
+
+/// The module of a kernel by another name, with positions instead of source lines: what stands before its entry, and the rest.
+fn head_and_entry(kernel: &Kernel, name: &str) -> (String, String) {
+    const ENTRY: &str = "\n.visible .entry ";
+    let text = Kernel { name: name.into(), ..by_position(kernel) }.to_string();
+    let (head, entry) = text.split_once(ENTRY).unwrap_or((&text, ""));
+    (head.to_owned(), format!("{ENTRY}{entry}"))
+}
+
+/// The code of an entry in the disassembly of a module: each has a section of its own.
+fn of_entry<'a>(text: &'a str, entry: &str) -> Option<&'a str> {
+    let (_, from) = text.split_once(&format!("\n.text.{entry}:\n"))?;
+    from.split("\n.text.").next()
 }
 
 /// The kernel with the position of each instruction, counted from 1, as its source line.
@@ -236,26 +312,30 @@ fn by_position(kernel: &Kernel) -> Kernel {
 }
 
 /// Runs a tool to its end, and returns what it printed on both streams.
-fn run(tool: Tool, kernel: &Kernel, command: &mut Command, folder: &Path) -> Result<String, ToolError> {
+fn run(tool: Tool, kernels: &[&Kernel], command: &mut Command, folder: &Path) -> Result<String, ToolError> {
     let io = |source| ToolError::Io { tool: tool.name(), source };
+    let limit = LIMIT * kernels.len() as u32;
+    let kernel = || kernels.iter().map(|kernel| &*kernel.name).collect::<Vec<_>>().join("`, `");
     // To a file: a pipe that nobody empties would block a tool that prints much.
     let log = folder.join("log");
     let output = File::create(&log).map_err(io)?;
     let errors = output.try_clone().map_err(io)?;
     let mut child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn().map_err(io)?;
-    let Some(status) = child.wait_timeout(LIMIT).map_err(io)? else {
+    let Some(status) = child.wait_timeout(limit).map_err(io)? else {
         child.kill().and_then(|()| child.wait()).map_err(io)?;
-        return Err(ToolError::TimedOut { tool: tool.name(), kernel: kernel.name.clone(), seconds: LIMIT.as_secs() });
+        return Err(ToolError::TimedOut { tool: tool.name(), kernel: kernel(), seconds: limit.as_secs() });
     };
     let log = String::from_utf8_lossy(&fs::read(&log).map_err(io)?).into_owned();
     if status.success() {
         return Ok(log);
     }
-    Err(ToolError::Refused { tool: tool.name(), kernel: kernel.name.clone(), target: kernel.target.to_string(), log })
+    Err(ToolError::Refused { tool: tool.name(), kernel: kernel(), target: kernels[0].target.to_string(), log })
 }
 
-/// What `ptxas -v` says: `Used 72 registers, used 1 barriers, 4096 bytes smem, ...` and `0 bytes stack frame, 0 bytes spill stores, ...`.
-fn resources(log: &str) -> Option<Resources> {
+/// What `ptxas -v` says of an entry: `Used 72 registers, used 1 barriers, 4096 bytes smem, ...` and `0 bytes stack frame, 0 bytes spill stores, ...`.
+fn resources(log: &str, entry: &str) -> Option<Resources> {
+    let compiling = "Compiling entry function '";
+    let log = log.split(compiling).find(|part| part.strip_prefix(entry).is_some_and(|rest| rest.starts_with('\'')))?;
     let before = |what: &str| -> Option<u32> {
         let at = log.find(what)?;
         log[..at].split_whitespace().next_back()?.parse().ok()
@@ -288,7 +368,7 @@ mod tests {
             spill_load_bytes: 228,
             static_shared_bytes: 1024,
         };
-        assert_eq!(resources(log), Some(expected));
-        assert_eq!(resources("nothing"), None);
+        assert_eq!(resources(log, "k"), Some(expected));
+        assert_eq!(resources("nothing", "k"), None);
     }
 }

@@ -267,49 +267,48 @@ fn warp_instructions_as_the_machine_executes_them() {
 fn own_kernels() {
     let text = fs::read_to_string(folder().join("h200/strata.json")).unwrap();
     let record: Value = serde_json::from_str(&text).unwrap();
-    let tools = tools();
-    let mut seen = 0;
+    let mut launches = Vec::new();
     for dtype in Dtype::UNSCALED {
         let problem: Problem = format!("{} {dtype}", record["problem"].as_str().unwrap()).parse().unwrap();
         let inputs = Inputs::randn(&problem, 1).unwrap();
         for stratum in Stratum::ON_CUDA_CORES {
             let layout = Layout::contiguous(&problem);
             let plan = kernels::plan(stratum, &problem, "sm_90a".parse().unwrap(), &layout, None).unwrap();
-            for launch in execute::execute_plan(plan, &problem, &inputs, Watch::default()).unwrap().launches {
-                let (kernel, name) = (&launch.kernel, format!("{dtype} {}", launch.kernel.name));
-                let counted = record["kernels"].as_array().unwrap().iter().find(|counted| {
-                    counted["dtype"] == dtype.to_string().as_str() && counted["kernel"] == kernel.name.as_str()
-                });
-                let Some(counted) = counted else { panic!("no record of {name}") };
-                let fact = |name: &str| counted[name].as_u64().unwrap();
-                let counters = launch.report.counters(kernel, Level::Merged);
-                assert_eq!(counters.global_load_sectors, fact("global_load_sectors"), "{name}");
-                assert_eq!(counters.global_store_sectors, fact("global_store_sectors"), "{name}");
-                assert_eq!(counters.shared_store_wavefronts, fact("shared_store_wavefronts"), "{name}");
-                // The chip counts a tenth of a percent more: arbitration with other clients.
-                near(&name, counters.shared_load_wavefronts, fact("shared_load_wavefronts"), 0.001);
-                near(&name, counters.shared_load_bank_conflicts, fact("shared_load_bank_conflicts"), 0.002);
-                seen += 1;
-                if !tools {
-                    continue;
-                }
-                let assembled = ptxas::assemble(kernel).unwrap();
-                let executed = ptxas::disassemble(kernel, &assembled).unwrap().warp_instructions(&launch.report.ptx);
-                // One kernel's estimate is further off, and why is not known.
-                let share = counted["warp_instructions_off"].as_f64().unwrap_or(0.001);
-                near(&name, executed.likely, fact("warp_instructions"), share);
-                near(&name, executed.least, executed.most, 0.001);
-                let block = BlockResources {
-                    threads: launch.threads,
-                    registers: assembled.resources.registers,
-                    static_shared: assembled.resources.static_shared_bytes,
-                    dynamic_shared: launch.dynamic_shared,
-                    carveout_kib: None,
-                };
-                let occupancy = occupancy(Sm::Sm90, &block).unwrap().theoretical_pct;
-                assert_eq!(Some(occupancy), counted["theoretical_occupancy_pct"].as_f64(), "{name}");
-            }
+            let executed = execute::execute_plan(plan, &problem, &inputs, Watch::default()).unwrap();
+            launches.extend(executed.launches.into_iter().map(|launch| (dtype, launch)));
         }
     }
-    assert_eq!(seen, record["kernels"].as_array().unwrap().len());
+    assert_eq!(launches.len(), record["kernels"].as_array().unwrap().len());
+    let kernels: Vec<_> = launches.iter().map(|(_, launch)| &launch.kernel).collect();
+    let mut machine_code = tools().then(|| ptxas::machine_code(&kernels).unwrap().into_iter());
+    for (dtype, launch) in &launches {
+        let (kernel, name) = (&launch.kernel, format!("{dtype} {}", launch.kernel.name));
+        let counted = record["kernels"].as_array().unwrap().iter().find(|counted| {
+            counted["dtype"] == dtype.to_string().as_str() && counted["kernel"] == kernel.name.as_str()
+        });
+        let Some(counted) = counted else { panic!("no record of {name}") };
+        let fact = |name: &str| counted[name].as_u64().unwrap();
+        let counters = launch.report.counters(kernel, Level::Merged);
+        assert_eq!(counters.global_load_sectors, fact("global_load_sectors"), "{name}");
+        assert_eq!(counters.global_store_sectors, fact("global_store_sectors"), "{name}");
+        assert_eq!(counters.shared_store_wavefronts, fact("shared_store_wavefronts"), "{name}");
+        // The chip counts a tenth of a percent more: arbitration with other clients.
+        near(&name, counters.shared_load_wavefronts, fact("shared_load_wavefronts"), 0.001);
+        near(&name, counters.shared_load_bank_conflicts, fact("shared_load_bank_conflicts"), 0.002);
+        let Some((assembled, sass)) = machine_code.as_mut().and_then(Iterator::next) else { continue };
+        let executed = sass.warp_instructions(&launch.report.ptx);
+        // One kernel's estimate is further off, and why is not known.
+        let share = counted["warp_instructions_off"].as_f64().unwrap_or(0.001);
+        near(&name, executed.likely, fact("warp_instructions"), share);
+        near(&name, executed.least, executed.most, 0.001);
+        let block = BlockResources {
+            threads: launch.threads,
+            registers: assembled.resources.registers,
+            static_shared: assembled.resources.static_shared_bytes,
+            dynamic_shared: launch.dynamic_shared,
+            carveout_kib: None,
+        };
+        let occupancy = occupancy(Sm::Sm90, &block).unwrap().theoretical_pct;
+        assert_eq!(Some(occupancy), counted["theoretical_occupancy_pct"].as_f64(), "{name}");
+    }
 }
