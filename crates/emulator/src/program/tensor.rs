@@ -166,10 +166,7 @@ impl Decoder<'_> {
             c: accumulator(c)?,
             d: accumulator(d)?,
             clamp: instruction.has(Modifier::Satfinite),
-            sums: match element(a)? {
-                Element::Tf32 => Sums::of_tf32(self.kernel.target.sm()),
-                _ => Sums::Rounded,
-            },
+            sums: Sums::of(element(a)?, self.kernel.target.sm()),
         };
         if !matches!((m, n), (8 | 16, 8)) || k > 32 {
             return Err(format!("the shape .m{m}n{n}k{k} is not there yet"));
@@ -227,9 +224,8 @@ impl Decoder<'_> {
         let d = Accumulator::of(d).ok_or_else(|| format!("{d} accumulators are not there yet"))?;
         let clamp = instruction.has(Modifier::Satfinite);
         let sums = match (element(a)?, d) {
-            (Element::Tf32, _) => Sums::of_tf32(self.kernel.target.sm()),
-            (Element::E4m3 | Element::E5m2, Accumulator::F32) => Sums::Cut13,
-            _ => Sums::Rounded,
+            (Element::E4m3 | Element::E5m2, Accumulator::F32) => Sums::CutBytes,
+            (a, _) => Sums::of(a, self.kernel.target.sm()),
         };
         // A warp computes 16 of the 64 rows.
         let shape = Shape { m: 16, n, k, a: element(a)?, b: element(b)?, c: d, d, clamp, sums };

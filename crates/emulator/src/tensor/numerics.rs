@@ -59,7 +59,7 @@ pub(crate) enum Sums {
     Rounded,
     /// Of e4m3 and e5m2 in `wgmma`: all products of an instruction and the accumulator are aligned to the largest of them, and what is
     /// less than 2^-13 of its power of two is cut off each, and off the sum (DeepSeek-V3 Technical Report, 3.3.2: about 14 bits are kept).
-    Cut13,
+    CutBytes,
     /// Of tf32 before sm_90: four products and the accumulator are aligned to the largest exponent, that of a product being the sum of its
     /// factors'; each is cut one bit below an f32's last, and the sum at an f32's last (Khattak and Mikaitis, Accurate Models of NVIDIA
     /// Tensor Cores, arXiv 2512.07004). So each sum is a little nearer to zero, and errors add up where rounding would balance them.
@@ -69,9 +69,13 @@ pub(crate) enum Sums {
 }
 
 impl Sums {
-    /// Of tf32 on an architecture.
-    pub(crate) fn of_tf32(sm: arch::Sm) -> Self {
-        if sm < arch::Sm::Sm90 { Self::Cut4 } else { Self::Cut8 }
+    /// Of a type in `mma`, on an architecture.
+    pub(crate) fn of(element: Element, sm: arch::Sm) -> Self {
+        match element {
+            Element::Tf32 if sm < arch::Sm::Sm90 => Self::Cut4,
+            Element::Tf32 => Self::Cut8,
+            _ => Self::Rounded,
+        }
     }
 
     /// `c += a * b`: `a` is `[m][k]`, `b` is `[k][n]`, `c` is `[m][n]`. `m` and `n` are multiples of 8.
@@ -79,7 +83,7 @@ impl Sums {
     pub(crate) fn multiply_add(self, a: &[f32], b: &[f32], c: &mut [f32], k: usize, n: usize) {
         match self {
             Self::Rounded => multiply_add(a, b, c, k, n),
-            Self::Cut13 => multiply_add_bytes(a, b, c, k, n),
+            Self::CutBytes => multiply_add_bytes(a, b, c, k, n),
             Self::Cut4 => multiply_add_cut::<4>(a, b, c, k, n, 1),
             // An instruction that has no more than four.
             Self::Cut8 if k == 4 => multiply_add_cut::<4>(a, b, c, k, n, 2),
@@ -205,7 +209,7 @@ fn multiply_add(a: &[f32], b: &[f32], c: &mut [f32], k: usize, n: usize) {
     }
 }
 
-/// [`multiply_add`] by [`Sums::Cut13`].
+/// [`multiply_add`] by [`Sums::CutBytes`].
 #[inline(always)]
 fn multiply_add_bytes(a: &[f32], b: &[f32], c: &mut [f32], k: usize, n: usize) {
     for (a, c) in a.chunks_exact(k).zip(c.chunks_exact_mut(n)) {
@@ -221,7 +225,7 @@ fn power(x: f32) -> f32 {
     f32::from_bits(x.to_bits() & f32::INFINITY.to_bits())
 }
 
-/// Eight columns of a row by [`Sums::Cut13`].
+/// Eight columns of a row by [`Sums::CutBytes`].
 #[inline(always)]
 fn cut_bytes(a: &[f32], b: &[f32], c: &mut [f32; 8], n: usize) {
     /// Of a float's 23, those that sums do not have.
@@ -370,7 +374,7 @@ mod tests {
         let sum = |a: [f32; 32], c: f32| {
             let (mut b, mut c) = (vec![0.0; 32 * 8], [c; 8]);
             b.iter_mut().skip(3).step_by(8).for_each(|b| *b = 1.0);
-            Sums::Cut13.multiply_add(&a, &b, &mut c, 32, 8);
+            Sums::CutBytes.multiply_add(&a, &b, &mut c, 32, 8);
             assert!(c[2].total_cmp(&c[4]).is_eq(), "{c:?}");
             c[3]
         };

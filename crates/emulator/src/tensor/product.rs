@@ -253,8 +253,8 @@ mod tests {
     fn every_shape_multiplies() {
         use Accumulator::{F16, F32, S32};
         use Element::{Bf16, E4m3, E5m2, S8, Tf32, U8};
-        let sums = |a| if a == Tf32 { Sums::of_tf32(arch::Sm::Sm90) } else { Sums::Rounded };
-        let shape = |m, k, a, b, c, d| Shape { m, n: 8, k, a, b, c, d, clamp: false, sums: sums(a) };
+        let shape =
+            |m, k, a, b, c, d| Shape { m, n: 8, k, a, b, c, d, clamp: false, sums: Sums::of(a, arch::Sm::Sm90) };
         for k in [8, 16] {
             for (c, d) in [(F16, F16), (F32, F32), (F32, F16), (F16, F32)] {
                 check(shape(16, k, Element::F16, Element::F16, c, d));
