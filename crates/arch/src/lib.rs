@@ -29,6 +29,7 @@ mod feature;
 mod gpu;
 mod occupancy;
 mod pipes;
+mod registers;
 mod sm;
 mod target;
 
@@ -36,5 +37,6 @@ pub use feature::{Feature, MMA_FORMS, MmaForm, Unsupported};
 pub use gpu::{GPUS, Gpu, UnknownGpu};
 pub use occupancy::{BlockLimits, BlockResources, Limiter, Occupancy, OccupancyError, occupancy};
 pub use pipes::{PipeRates, TensorOperand, TensorRates};
+pub use registers::{LEAST_REGISTERS, estimate_registers};
 pub use sm::{Sm, SmLimits, UnknownSm, WARP_THREADS};
 pub use target::{Suffix, Target, TargetError};

@@ -89,7 +89,7 @@ fn header(probed: &Probed) -> String {
                 ", about {} registers (estimated: {} are live at once, rounded up to eights, at least {})",
                 registers.count,
                 counted.launch().report.live_registers,
-                emulator::LEAST_REGISTERS
+                arch::LEAST_REGISTERS
             ),
         };
         let report = &counted.launch().report;

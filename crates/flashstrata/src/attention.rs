@@ -468,7 +468,7 @@ pub(crate) fn start(inner: &mut Inner, ready: &Ready<'_>) -> Result<(), Error> {
             if let Some((address, bytes)) = *zero {
                 device.write(address, &vec![0; bytes as usize])?;
             }
-            launches.iter().try_for_each(|launch| device.launch(launch).map(|_| ()))?;
+            launches.iter().try_for_each(|launch| device.launch(launch))?;
         }
         // `ready` made them for the stream's device, and for the processor none.
         _ => {}

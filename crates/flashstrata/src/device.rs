@@ -8,6 +8,7 @@ use arch::{Gpu, UnknownGpu};
 use kernels::{Inputs, Layout, Outputs, Problem};
 
 use crate::attention::Attention;
+use crate::emulated;
 use crate::error::Error;
 use crate::hardware::Hardware;
 use crate::planner::{Plan, Planner};
@@ -20,7 +21,7 @@ use crate::stream::{Backing, Heap, Stream};
 ///
 /// let device = Device::any();                          // the first GPU; without one, the processor
 /// println!("{device}");
-/// let emulated = Device::emulated("H100")?;            // exact and counted, and very slow
+/// let emulated = Device::emulated("H100")?;            // to plan for; to run, exactly and very slowly, with the feature `emulator`
 /// assert!(emulated.hardware().is_some_and(|gpu| gpu.multiprocessors == 132));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -66,6 +67,8 @@ impl Device {
     }
 
     /// A board of the table, emulated on the processor: kernels run exactly, and some ten thousand times slower than on a GPU.
+    ///
+    /// Planning for it is always possible; its streams need the feature `emulator` of this crate.
     ///
     /// # Errors
     /// When the table has no board of that name; the error lists those it has.
@@ -157,15 +160,12 @@ impl Device {
     /// A new stream, with its own memory.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When the driver fails, or for an emulated GPU the emulator was not built.
     pub fn stream(&self) -> Result<Stream, Error> {
         let backing = match &self.kind {
             Kind::Cuda(context) => Backing::Cuda(context.stream()?),
             Kind::Cpu => Backing::Cpu(Heap::default()),
-            Kind::Emulated(gpu) => {
-                let device = emulator::Device::new(emulator::Options::new(gpu.sm));
-                Backing::Emulator(emulator::Device { multiprocessors: Some(gpu.sm_count), ..device })
-            }
+            Kind::Emulated(gpu) => Backing::Emulator(emulated::emulator(gpu)?),
         };
         Ok(Stream::new(self.clone(), backing))
     }

@@ -144,7 +144,14 @@ pub enum Error {
     /// The GPU refused or failed.
     #[error(transparent)]
     Cuda(#[from] cuda::Error),
+    /// A stream of an emulated GPU, in a program that has no emulator.
+    #[error("{gpu} cannot be emulated: this program was built without the feature `emulator` of flashstrata")]
+    NoEmulator {
+        /// The board.
+        gpu: &'static str,
+    },
     /// The emulator refused, or a kernel did something wrong.
+    #[cfg(feature = "emulator")]
     #[error(transparent)]
     Emulator(#[from] emulator::DeviceError),
 }

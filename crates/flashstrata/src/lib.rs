@@ -83,6 +83,9 @@
 //! is passed over, and [`Plan::passed_over`] says why; when none can, [`PlanFailure`] lists all reasons. A call that is refused
 //! has written nothing. There is no global state: a [`Device`] is a value, and several GPUs are several values.
 //!
+//! # Features
+//! `emulator`: streams of a GPU that is emulated ([`Device::emulated`]) run, exactly and very slowly. Planning for one needs it not.
+//!
 //! # Tuning
 //! Defaults are meant to be enough. [`tune`](mod@tune) measures other tiles when it is called, keeps what it finds in a file,
 //! and a [`Planner`] consults that only when it is given it:
@@ -98,6 +101,7 @@
 mod attention;
 pub mod compute;
 mod device;
+mod emulated;
 mod error;
 mod hardware;
 mod layout;

@@ -406,11 +406,11 @@ impl Plan {
 
 pub(crate) fn footprint(hardware: &Hardware, launch: &LaunchPlan) -> Footprint {
     let threads = launch.block.iter().product();
-    let live = emulator::live_registers(&launch.kernel).ok();
-    let registers = live.map(|live| emulator::estimate_registers(live, hardware.sm, threads));
+    let live = ptx::live_registers(&launch.kernel).ok();
+    let registers = live.map(|live| arch::estimate_registers(live, hardware.sm, threads));
     let block = BlockResources {
         threads,
-        registers: registers.unwrap_or(emulator::LEAST_REGISTERS),
+        registers: registers.unwrap_or(arch::LEAST_REGISTERS),
         static_shared: 0,
         dynamic_shared: launch.dynamic_shared,
         carveout_kib: None,

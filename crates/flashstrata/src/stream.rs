@@ -13,6 +13,7 @@ use ptx::{Backend, Launch};
 
 use crate::compute::compute;
 use crate::device::Device;
+use crate::emulated::Emulator;
 use crate::error::Error;
 use crate::planner::Plan;
 use crate::{Operands, attention};
@@ -21,7 +22,7 @@ use crate::{Operands, attention};
 pub(crate) enum Backing {
     Cuda(cuda::Stream),
     Cpu(Heap),
-    Emulator(emulator::Device<'static>),
+    Emulator(Emulator),
 }
 
 /// Buffers in host memory, by their addresses.
@@ -124,7 +125,7 @@ impl Backend for Backing {
         match self {
             Backing::Cuda(stream) => stream.launch(launch).map(|_| ())?,
             Backing::Cpu(_) => return Err(Error::Cpu { what: "kernels to launch" }),
-            Backing::Emulator(device) => device.launch(launch).map(|_| ())?,
+            Backing::Emulator(device) => device.launch(launch)?,
         }
         Ok(())
     }

@@ -48,8 +48,8 @@ pub fn registers(kernel: &Kernel, report: &Report, threads: u32) -> Registers {
     }
 }
 
-/// The emulator's estimate: see [`emulator::estimate_registers`].
+/// What would be taken for the registers that a run found live at once: see [`arch::estimate_registers`].
 pub fn estimate(kernel: &Kernel, report: &Report, threads: u32) -> Registers {
-    let count = emulator::estimate_registers(report.live_registers, kernel.target.sm(), threads);
+    let count = arch::estimate_registers(report.live_registers, kernel.target.sm(), threads);
     Registers { count, source: RegisterSource::Liveness, spilled_bytes: 0 }
 }

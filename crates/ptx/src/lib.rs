@@ -15,6 +15,7 @@ mod instruction;
 mod kernel;
 mod launch;
 mod lexer;
+mod live;
 mod modifier;
 mod operand;
 mod parse;
@@ -37,6 +38,7 @@ pub use kernel::{
     Version,
 };
 pub use launch::{Argument, Launch};
+pub use live::{LiveRanges, live_registers};
 pub use modifier::Modifier;
 pub use operand::{Address, Base, FunctionId, Label, Operand, Parameter, Register, Special, Variable};
 pub use parse::{ParseError, parse, parse_file};
