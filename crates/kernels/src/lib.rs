@@ -3,6 +3,7 @@
 pub mod accumulator;
 pub mod append;
 pub mod cache;
+#[cfg(feature = "cases")]
 pub mod cases;
 pub mod combine;
 pub mod config;
