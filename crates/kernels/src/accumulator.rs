@@ -8,7 +8,7 @@
 use std::f32::consts::LN_2;
 use std::panic::Location;
 
-use ptx::{B32, Compare, F32, Global, KernelBuilder, Pointer, Pred, Reg, S32, U32, U64};
+use ptx::{B32, Compare, E4m3x2, F16, F32, Global, KernelBuilder, Pointer, Pred, Reg, S32, U32, U64};
 
 use crate::Dtype;
 use crate::convert::{Words, narrow_pair_to};
@@ -191,6 +191,30 @@ impl Accumulator {
             }
             for (pair, &to) in self.values.chunks_exact(2).zip(to) {
                 narrow_pair_to(k, dtype, to, pair[0], pair[1]);
+            }
+        });
+    }
+
+    /// What [`Accumulator::narrow_to`] lost in `rounded`, of 8-bit elements, rounded itself and laid out alike. Goes to `to`.
+    #[track_caller]
+    pub fn narrow_rest_to(&self, k: &mut KernelBuilder, rounded: &[Reg<B32>], to: &[Reg<B32>]) {
+        k.at(Location::caller(), |k| {
+            let words = rounded.chunks_exact(2).zip(to.chunks_exact(2));
+            for (pair, (rounded, to)) in self.values.chunks_exact(8).zip(words) {
+                for (row, (&rounded, &to)) in rounded.iter().zip(to).enumerate() {
+                    let halves: [Reg<E4m3x2>; 2] = k.unpack(rounded);
+                    let [low, high] = [0, 1].map(|half| {
+                        let first = 4 * half + 2 * row;
+                        let both = k.cvt_f16x2_e4m3x2(halves[half]);
+                        let both: [Reg<F16>; 2] = k.unpack(both);
+                        let [low, high] = [0, 1].map(|column| {
+                            let rounded = k.cvt::<F32, _>(both[column]);
+                            k.sub(pair[first + column], rounded)
+                        });
+                        k.cvt_e4m3x2(high, low)
+                    });
+                    k.pack_to(to, low, high);
+                }
             }
         });
     }

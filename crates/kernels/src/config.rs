@@ -131,6 +131,8 @@ pub struct Config {
     pub alibi: bool,
     /// Whether f32 is multiplied as tf32, rather than in three products.
     pub tf32: bool,
+    /// Whether 8-bit weights are multiplied as sums of two numbers, as precise as of 16 bits.
+    pub fine_weights: bool,
     /// What of [`crate::v3`] is left out.
     pub without: Without,
     /// CTAs of [`crate::v3`] that load each block of keys and values together: neighbouring tiles of queries of one head.

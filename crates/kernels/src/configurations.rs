@@ -84,11 +84,12 @@ const OF_V2_TC: [(&str, &str, u32); 16] = [
 ];
 
 /// For [`Stratum::V3`] besides: a name, and a problem.
-const OF_V3: [(&str, &str); 4] = [
+const OF_V3: [(&str, &str); 5] = [
     ("bf16_d64_grouped", "1x8/1x64/4096x64 bf16"),
     ("bf16_d128_grouped_causal", "1x8/1x64/4096x128 bf16 causal"),
     ("bf16_d256_grouped", "1x7/1x5/4096x256 bf16"),
     ("e4m3_d128_grouped_causal", "1x8/1x64/4096x128 e4m3 causal"),
+    ("e4m3_d256_few_keys", "1x1x64x256 e4m3"),
 ];
 
 /// The set: each kernel's name, `architecture/kernel/variant`, and the kernel.
@@ -114,6 +115,7 @@ pub fn configurations() -> Result<Vec<(String, Program)>, PlanError> {
                 softcap: false,
                 alibi: false,
                 tf32: false,
+                fine_weights: false,
                 without: Without::default(),
                 cluster: 1,
                 split: false,

@@ -150,15 +150,17 @@ pub fn multiply_rows(
 pub fn multiply_registers(
     k: &mut KernelBuilder,
     out: &Accumulator,
-    p: &[Reg<ptx::B32>],
+    p: &[Vec<Reg<ptx::B32>>],
     (values, v, along): (Tile, Reg<U64>, Along),
     always: Reg<Pred>,
 ) {
     k.at(Location::caller(), |k| {
         k.wgmma_fence();
-        for (a, b) in p.chunks_exact(4).zip(values.steps(along)) {
+        for (index, b) in values.steps(along).into_iter().enumerate() {
             let b = k.add(v, b);
-            k.wgmma_registers(&out.values, a, (b, along), always, values.dtype.ty());
+            for part in p {
+                k.wgmma_registers(&out.values, &part[4 * index..][..4], (b, along), always, values.dtype.ty());
+            }
         }
         k.wgmma_commit();
     });

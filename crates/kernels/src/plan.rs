@@ -839,6 +839,7 @@ pub fn configure(
             _ => false,
         },
         tf32: options.tf32,
+        fine_weights: stratum == Stratum::V3 && v3::has_fine_weights(problem),
         without: options.without,
         cluster: options.cluster.filter(|_| stratum == Stratum::V3).unwrap_or(1),
         split: false,

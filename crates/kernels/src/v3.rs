@@ -144,6 +144,7 @@ pub fn default_tiles(problem: &Problem) -> Tiles {
     let short = problem.mask != Mask::FULL && problem.seqlen_k < SHORT;
     let scaled = problem.dtype.is_scaled();
     let (consumers, block_kv) = match columns {
+        _ if has_fine_weights(problem) => (2, FEW),
         0..=64 if !short => (3, 128),
         65..=128 if scaled && (problem.mask == Mask::FULL || problem.seqlen_k >= LONG) => (3, 96),
         // A capped score is so many instructions that a driver compiles larger blocks of them for about a second or more.
@@ -158,6 +159,20 @@ pub fn default_tiles(problem: &Problem) -> Tiles {
     let filled = || (problem.seqlen_q * rows_of_query(problem)).div_ceil(ROWS as usize) as u32;
     let consumers = if shares_heads(problem, consumers * ROWS) { consumers.min(filled()) } else { consumers };
     Tiles { block_q: consumers * ROWS, block_kv, threads: WARPGROUP * (consumers + 1) }
+}
+
+/// Whether weights are fine: of 8-bit types where keys are few. A rounding to 4 bits moves a weight by up to a 16th; of hundreds that
+/// averages out, but of few it is luck whether what they weigh is as near as the contract asks (docs/lab-notes/v3.md, 30).
+pub fn has_fine_weights(problem: &Problem) -> bool {
+    problem.dtype.is_scaled() && problem.seqlen_k <= FEW as usize
+}
+
+/// The most keys that are few: one block of them.
+const FEW: u32 = 64;
+
+/// The numbers that a weight is the sum of.
+fn parts(config: &Config) -> u32 {
+    if config.fine_weights { 2 } else { 1 }
 }
 
 /// Rows that a query has in tiles that the heads of its group share: a power of two, so that tiles are boxes of whole queries and
@@ -202,7 +217,8 @@ pub fn check_tiles(config: &Config) -> Result<(), PlanError> {
     }
     let columns = padded(config.dtype, config.head_dim_v);
     let most = registers(config).1.min(255) - OTHERS;
-    let needed = |block_kv: u32| block_kv / 2 + block_kv * config.dtype.bytes() as u32 / 8 + columns / 2;
+    let weights = |block_kv: u32| parts(config) * block_kv * config.dtype.bytes() as u32 / 8;
+    let needed = |block_kv: u32| block_kv / 2 + weights(block_kv) + columns / 2;
     if needed(block_kv) > most {
         let largest = (0..block_kv).step_by(step as usize).rfind(|&block_kv| needed(block_kv) <= most);
         let allowed = format!(
@@ -923,8 +939,9 @@ struct Consumer<'a> {
     factor: Tile,
     along: Along,
     scores: Accumulator,
-    /// The exponentials of a block, rounded: the left factor of the product with its values.
-    p: Vec<Reg<B32>>,
+    /// The exponentials of a block, rounded: the left factor of the product with its values. Of fine weights the first of two, of
+    /// which the other is what rounding lost.
+    p: Vec<Vec<Reg<B32>>>,
     out: Accumulator,
     state: RowState,
     always: Reg<Pred>,
@@ -1025,7 +1042,7 @@ impl<'a> Consumer<'a> {
             factor,
             along,
             scores: Accumulator::new(k, block_kv),
-            p: k.regs(block_kv as usize * cta.config.dtype.bytes() / 8),
+            p: (0..parts(cta.config)).map(|_| k.regs(block_kv as usize * cta.config.dtype.bytes() / 8)).collect(),
             out: Accumulator::new(k, values.columns),
             state: if turned.is_some() {
                 let scale = k.reg();
@@ -1050,7 +1067,7 @@ impl<'a> Consumer<'a> {
             // Before the first tile a product is computed as well, of nothing.
             self.state.clear(k);
             self.out.clear(k);
-            self.p.iter().for_each(|&weights| k.mov_to(weights, 0));
+            self.p.iter().flatten().for_each(|&weights| k.mov_to(weights, 0));
         }
         k.while_(
             |k| k.setp(Compare::Lt, tile, schedule.tiles),
@@ -1160,7 +1177,7 @@ impl<'a> Consumer<'a> {
         self.state.clear(k);
         self.set_scale(k, tile);
         self.state.absorb(k, &self.scores, false);
-        self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
+        self.narrow(k);
         self.ask_for_block(k, tile.work, block);
     }
 
@@ -1247,7 +1264,7 @@ impl<'a> Consumer<'a> {
         state.absorb(k, &self.scores, false);
         k.wgmma_wait(0);
         self.valued(k, under_way);
-        self.scores.narrow_to(k, self.cta.config.dtype, &self.p);
+        self.narrow(k);
         self.store(k, before, &self.state);
         self.state.set(k, &state);
         self.set_scale(k, tile);
@@ -1299,7 +1316,7 @@ impl<'a> Consumer<'a> {
         }
         k.wgmma_wait(0);
         self.valued(k, under_way);
-        self.scores.narrow_to(k, config.dtype, &self.p);
+        self.narrow(k);
         if !seldom {
             self.out.scale_rows(k, rescale);
         }
@@ -1364,6 +1381,14 @@ impl<'a> Consumer<'a> {
         self.cta.values.wait_full(k, self.at_values);
         let v = self.cta.values.descriptor(k, self.at_values, self.v);
         multiply_registers(k, &self.out, &self.p, (self.factor, v, self.along), self.always);
+    }
+
+    /// Exponentials become the left factor of the product with their values.
+    fn narrow(&self, k: &mut KernelBuilder) {
+        self.scores.narrow_to(k, self.cta.config.dtype, &self.p[0]);
+        if let [rounded, rest] = &self.p[..] {
+            self.scores.narrow_rest_to(k, rounded, rest);
+        }
     }
 
     /// The product has come, if one was under way: its values' space is free.

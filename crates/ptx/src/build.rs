@@ -1091,6 +1091,8 @@ operations! {
     /// Two f32 rounded to e4m3, `low` in the lower byte; beyond 448 they are 448 (sm_89).
     cvt_e4m3x2 cvt_e4m3x2_to<>(high: F32, low: F32) -> E4m3x2 =
         Cvt [&[Modifier::Rn, Modifier::Satfinite, ty::<E4m3x2>(), ty::<F32>()]];
+    /// Two e4m3 as f16, which has them all (sm_89).
+    cvt_f16x2_e4m3x2 cvt_f16x2_e4m3x2_to<>(a: E4m3x2) -> F16x2 = Cvt [&[Modifier::Rn, ty::<F16x2>(), ty::<E4m3x2>()]];
 }
 
 #[cfg(test)]

@@ -27,8 +27,8 @@ pub use arch::Target;
 pub use backend::Backend;
 pub use build::tensor::{Along, TensorMapParam};
 pub use build::{
-    B16, B32, B64, Bf16, Bf16x2, Compare, Condition, F16, F16x2, F32, F64, Global, KernelBuilder, Local, Pointer, Pred,
-    Reg, S16, S32, S64, Scalar, Shared, SharedCluster, Src, StateSpace, U16, U32, U64, Word,
+    B16, B32, B64, Bf16, Bf16x2, Compare, Condition, E4m3x2, F16, F16x2, F32, F64, Global, KernelBuilder, Local,
+    Pointer, Pred, Reg, S16, S32, S64, Scalar, Shared, SharedCluster, Src, StateSpace, U16, U32, U64, Word,
 };
 pub use cfg::{Block, Cfg};
 pub use form::{Count, Form, Kind, Opcode, Role, Slot, TypeRule};

@@ -283,6 +283,25 @@ fn eight_bits() {
     }
 }
 
+/// So few numbers that what rounding a weight to 8 bits does to an output is not outweighed by others.
+#[test]
+fn eight_bits_of_few_keys() {
+    for (head_dim, seqlen_k) in [(16, 2), (16, 3), (16, 8), (64, 2)] {
+        for seed in 0..24 {
+            let problem = ProblemSpec::new(1, 1, 1, head_dim).seqlen_k(seqlen_k).dtype(Dtype::E4m3).build().unwrap();
+            let inputs = Inputs::randn(&problem, seed).unwrap();
+            holds(&problem, &inputs, &kernels::Options::default(), Policy::Lazy, FEW);
+        }
+    }
+    // Wide heads, and more than a warpgroup's rows.
+    for head_dim in [128, 256] {
+        let spec = ProblemSpec::new(1, 2, 150, head_dim).seqlen_k(40).dtype(Dtype::E4m3);
+        for spec in [spec.clone(), spec.clone().causal(), spec.mask(Mask::window(20, 5)).softcap(5.0)] {
+            within_tolerance(&spec, None, Policy::Random(3), FEW);
+        }
+    }
+}
+
 /// Rows that the copy engine cannot address: threads copy them, 8 or 4 bytes at once.
 #[test]
 fn rows_that_threads_copy() {
